@@ -11,6 +11,7 @@ from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
+from . import plane
 from .admission.arrival_rate import Arrivals
 from .admission.gate import Admission
 from .admission.key_file import KeyRing
@@ -38,7 +39,6 @@ from .laws.worker_laws import WorkerLaws
 from .peers.channels import Member
 from .peers.membership import Membership
 from .peers.replication import Operated, Replication
-from .plane import IS_BUILT, Poller
 from .policy.returns import Returns
 from .routing.dispatch import Dispatcher
 from .routing.handoff_release import HandoffRelease
@@ -93,7 +93,7 @@ class Proxy:
     event_subscriber: EventSubscriber
     keys: KeyRing | None  # None: clients need no key
     tls: Tls  # towards workers
-    poller: Poller | None
+    poller: plane.Poller | None
     drain: Drain
     loop_watch: LoopWatch
     receipt_log: ReceiptLog | None
@@ -156,17 +156,17 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     )
 
 
-def make_poller(config: ProxyConfig) -> Poller | None:
+def make_poller(config: ProxyConfig) -> plane.Poller | None:
     """None: the event loop reads and writes all sockets itself."""
     if config.data_plane is not DataPlane.NATIVE:
         return None
-    if not IS_BUILT:
+    if not plane.IS_BUILT:
         log.warning("data_plane = native is not built here (that takes Linux and a C compiler): direct serves instead")
         return None
-    return Poller()
+    return plane.Poller()
 
 
-def make_upstream(config: ProxyConfig, state: State, tls: Tls, poller: Poller | None) -> Upstream:
+def make_upstream(config: ProxyConfig, state: State, tls: Tls, poller: plane.Poller | None) -> Upstream:
     def may_resend() -> bool:
         """Whether the retry budget allows a request to be sent again to the worker that closed its connection."""
         may = state.retries.take()

@@ -14,9 +14,9 @@ from typing import cast
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from .. import plane
 from ..config import ProxyConfig
 from ..errors import Overloaded
-from ..plane import Poller
 from ..runtime.process_limits import open_files_limit, share_of_clients
 from ..runtime.tls import Tls
 from . import response
@@ -47,7 +47,7 @@ class Connections:
         config: ProxyConfig,
         tls: Tls | None,
         now: Callable[[], float],
-        poller: Poller | None = None,
+        poller: plane.Poller | None = None,
     ) -> None:
         """poller: serves connections without TLS; None: the event loop does."""
         self._http1 = http1

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol, cast
 
+from .. import plane
 from ..errors import RequestError
-from ..plane import NotHttp, RequestParser
 from .limits import ConnectionLimits
 from .request_head import OLD, VERSIONS, RequestHead, head_too_large, not_supported, origin_form, without_offer
 
@@ -71,7 +71,7 @@ class ClientConnection(asyncio.Protocol):
         self._host = host
         self._address = address
         self._transport: asyncio.Transport | None = None
-        self._parser: RequestParser | None = None
+        self._parser: plane.RequestParser | None = None
         self._current: Exchange | None = None  # is being answered
         self._incoming: Exchange | None = None  # its request is being read
         self._ahead: list[Exchange] = []  # wait for the answers before them
@@ -203,7 +203,7 @@ class ClientConnection(asyncio.Protocol):
         self._unclear_bytes += len(data)
         try:
             self._feed(data)
-        except NotHttp:
+        except plane.NotHttp:
             self._refuse(RequestError("the request is not HTTP/1.1"))
             return
         if self._unclear_bytes > self._server.head_limit_bytes:
@@ -214,7 +214,7 @@ class ClientConnection(asyncio.Protocol):
     def _feed(self, data: bytes) -> None:
         while True:
             if self._parser is None:
-                self._parser = RequestParser(self)
+                self._parser = plane.RequestParser(self)
             parsed = self._parser.feed(data)
             offer, self._offer = self._offer, b""
             if not offer:

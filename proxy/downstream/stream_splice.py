@@ -9,8 +9,8 @@ import asyncio
 import logging
 from typing import Protocol
 
+from .. import plane
 from ..errors import LegError
-from ..plane import TextLane
 from ..routing.stream import Streaming
 from ..upstream.call import END_S
 
@@ -39,7 +39,7 @@ class Splice:
         self._heard_s = self._loop.time()
         self._watch: asyncio.TimerHandle | None = None
         self._is_paused = False
-        self._lane: TextLane | None = None  # passes plain events on, past this object
+        self._lane: plane.TextLane | None = None  # passes plain events on, past this object
 
     def start(self) -> None:
         self._receiver.send(self._stream.begin())

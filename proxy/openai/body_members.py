@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
+from .. import plane
 from ..errors import RequestError
-from ..plane import IS_BUILT, bones
 
 Fields = dict[str, msgspec.Raw]
 Part = bytes | memoryview
@@ -195,8 +195,8 @@ def check_depth(body: bytes, limit: int = DEPTH_LIMIT) -> None:
 
     Exact for JSON. Text that is not JSON may pass, as the decoder refuses it.
     """
-    if IS_BUILT:
-        if bones(body)[0] > limit:
+    if plane.IS_BUILT:
+        if plane.bones(body)[0] > limit:
             raise _too_deep(limit)
         return
     if len(body) > _LONG and not _opens_more_than(body, limit):

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from .. import plane
 from ..errors import RequestError
-from ..plane import IS_BUILT, bones
 
 UNITS_LIMIT = 20_000
 LIST_LIMIT = 1024  # prompts in one request: vLLM's own default (VLLM_MAX_COMPLETION_PROMPTS)
@@ -93,7 +93,7 @@ def structure(data: bytes) -> bytes:
 
 def _elements(member: msgspec.Raw) -> int:
     """Of all lists; an empty list counts as one."""
-    if IS_BUILT:
-        return bones(member)[1]
+    if plane.IS_BUILT:
+        return plane.bones(member)[1]
     found = structure(bytes(member))
     return found.count(b",") - found.count(b",:") + found.count(b"[")

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from blake3 import blake3
 
+from .. import plane
 from ..errors import ConfigError
-from ..plane import IS_FAST, TextHash
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -63,7 +63,7 @@ class Hasher:
         # is hashed once, here. A key is only a part of a digest, so nobody can continue a hash from it.
         block = hashlib.sha512(secret).digest()
         self._root = hashlib.sha256(block)
-        self._texts = TextHash(block) if IS_FAST else None
+        self._texts = plane.TextHash(block) if plane.IS_FAST else None
         # BLAKE3 hashes many blocks of a long text in parallel, with AVX-512 in a quarter of SHA-256's time: 130 KB take
         # 25 us, not 91; 26 KB take 7 us, not 19. 100 bytes take 0.5 us with both, but its state is 2.0 KB, not 0.2.
         # Its key is derived from the secret separately, so neither hash says anything about the other.

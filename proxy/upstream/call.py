@@ -11,10 +11,10 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from .. import plane
 from ..errors import LegError
 from ..failures import Cause, Phase
 from ..fleet.worker import Worker
-from ..plane import TextLane
 from .connection import WorkerConnection
 from .relayed_headers import RelayedHeaders
 
@@ -239,7 +239,7 @@ class Answer:
         if self._failure is not None and not self._is_whole:
             sink.fail(self._call.error(*self._failure))
 
-    def text_lane(self, client: asyncio.Transport) -> TextLane | None:
+    def text_lane(self, client: asyncio.Transport) -> plane.TextLane | None:
         return None if self._connection is None else self._connection.text_lane(client)
 
     @property

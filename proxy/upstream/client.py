@@ -14,10 +14,10 @@ import contextlib
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
+from .. import plane
 from ..errors import LegError, Overloaded
 from ..failures import Cause, Phase
 from ..fleet.worker import Worker, WorkerId
-from ..plane import Poller
 from ..runtime.loop_watch import uptime_s
 from ..runtime.tls import Tls
 from .call import CONNECT, GONE, STREAM, TOO_OLD, UNASKABLE, Answer, Call, Timeouts
@@ -47,7 +47,7 @@ class Upstream:
         key: str = "",
         may_resend: Callable[[], bool] = lambda: True,
         uptime: Callable[[], float] = uptime_s,
-        poller: Poller | None = None,
+        poller: plane.Poller | None = None,
     ) -> None:
         """key: sent to each trusted worker as `Authorization`; empty: the requests bring their own.
 

@@ -13,7 +13,7 @@ import termios
 from collections.abc import Iterable
 from typing import Protocol, cast
 
-from ..plane import IS_BUILT, AnswerParser, NotHttp, SocketTransport, TextLane
+from .. import plane
 
 HEAD_LIMIT_BYTES = 256 * 1024
 SERVER_ERROR = 500
@@ -37,7 +37,7 @@ class WorkerConnection(asyncio.Protocol):
         self.loop = loop
         self._owner = owner
         self._transport: asyncio.Transport | None = None
-        self._parser = AnswerParser()
+        self._parser = plane.AnswerParser()
         self._listener: AnswerReceiver | None = None
         self._has_head = False
         self._head_bytes = 0
@@ -98,7 +98,7 @@ class WorkerConnection(asyncio.Protocol):
             return
         try:
             body = self._parser.feed(data)
-        except NotHttp:
+        except plane.NotHttp:
             self.unparsable()
             return
         self.parsed(body, len(data))
@@ -116,12 +116,12 @@ class WorkerConnection(asyncio.Protocol):
 
     # -- called with what the parser found
 
-    def text_lane(self, client: asyncio.Transport) -> TextLane | None:
+    def text_lane(self, client: asyncio.Transport) -> plane.TextLane | None:
         """What can pass plain events of this answer on; None where one of the sockets is not of the compiled plane."""
-        transport = self._transport
-        if not IS_BUILT or not isinstance(transport, SocketTransport) or not isinstance(client, SocketTransport):
+        worker = self._transport
+        if not plane.IS_BUILT or not isinstance(worker, plane.SocketTransport):
             return None
-        return TextLane(transport, self._parser, self, client)
+        return plane.TextLane(worker, self._parser, self, client) if isinstance(client, plane.SocketTransport) else None
 
     def answers(self) -> None:
         self._owner.has_answered = True

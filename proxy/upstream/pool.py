@@ -10,8 +10,8 @@ import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
+from .. import plane
 from ..errors import Overloaded
-from ..plane import Poller
 from ..runtime.tls import Tls
 from .call import GONE, LATE, UNREACHABLE, Call
 from .connection import WorkerConnection
@@ -29,7 +29,9 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 class Pool:
     """The idle connections to one origin. The last one used is taken first, so that surplus ones age and are closed."""
 
-    def __init__(self, origin: Origin, *, keepalive_s: float, tls: Tls | None, poller: Poller | None = None) -> None:
+    def __init__(
+        self, origin: Origin, *, keepalive_s: float, tls: Tls | None, poller: plane.Poller | None = None
+    ) -> None:
         """poller: serves connections without TLS; None: the event loop does."""
         self._host, _, port = origin[0].rpartition(":")
         self._host = self._host.strip("[]")

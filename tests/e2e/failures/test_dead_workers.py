@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ppd.proxy.config import Mode
+from ppd.proxy.config import Mode, ProxyConfig
 from ppd.proxy.failures import Leg, Phase, ResidencyEffect
 from ppd.proxy.policy import Route
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
@@ -40,7 +40,8 @@ async def test_one_dead_worker_of_two_costs_no_client_anything(name: str, stream
         await turns(field, talks, stream=stream)
         assert field.engines[name].is_dead
         await turns(field, talks, stream=stream)  # those that were sent off together may still have found out together
-        await turns(field, [talk(len(talks))], stream=stream)
+        for number in range(ProxyConfig().breaker_failures + 1):  # so many opened its breaker, if they had not before
+            await turns(field, [talk(len(talks) + number)], stream=stream)
         assert field.newest().legs[0].error is None, "by now nobody asks it"
         await field.until(field.at_rest)
 

@@ -13,6 +13,7 @@ import contextvars
 import os
 import socket as sockets
 from collections import deque
+from contextlib import suppress
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -20,42 +21,10 @@ from libc.errno cimport EAGAIN, EEXIST, EINTR, errno
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
-cdef extern from "sys/epoll.h" nogil:
-    ctypedef union epoll_data_t:
-        int fd
-    struct epoll_event:
-        unsigned int events
-        epoll_data_t data
-    int epoll_create1(int flags)
-    int epoll_ctl(int epoll, int what, int fd, epoll_event *event)
-    int epoll_wait(int epoll, epoll_event *events, int most, int timeout_ms)
-    enum: EPOLL_CLOEXEC
-    enum: EPOLL_CTL_ADD
-    enum: EPOLL_CTL_DEL
-    enum: EPOLL_CTL_MOD
-    enum: EPOLLERR
-    enum: EPOLLHUP
-    enum: EPOLLIN
-    enum: EPOLLOUT
-
-cdef extern from "sys/uio.h" nogil:
-    struct iovec:
-        void *iov_base
-        size_t iov_len
-
-cdef extern from "sys/socket.h" nogil:
-    struct msghdr:
-        iovec *msg_iov
-        size_t msg_iovlen
-    Py_ssize_t recv(int fd, void *data, size_t size, int flags)
-    Py_ssize_t send(int fd, const void *data, size_t size, int flags)
-    Py_ssize_t sendmsg(int fd, const msghdr *message, int flags)
-    int shutdown(int fd, int how)
-    enum: MSG_NOSIGNAL
-    enum: SHUT_WR
-
-cdef extern from "unistd.h" nogil:
-    int close(int fd)
+from .linux cimport (
+    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, MSG_NOSIGNAL,
+    SHUT_WR, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, iovec, msghdr, recv, send, sendmsg, shutdown,
+)
 
 cdef enum:
     READ_BYTES = 256 * 1024
@@ -76,7 +45,9 @@ cdef class Poller:
     def __cinit__(self):
         self._epoll = -1
         self._transports = []
-        self._buffer = NULL
+        self._buffer = <char *>malloc(READ_BYTES)
+        if self._buffer == NULL:
+            raise MemoryError
 
     def __dealloc__(self):
         free(self._buffer)
@@ -126,42 +97,30 @@ cdef class Poller:
                 self._loop.remove_reader(self._epoll)
             close(self._epoll)
             self._epoll = -1
-            self._loop = None
 
     cdef int _open(self) except -1:
-        cdef int epoll
-        loop = asyncio.get_running_loop()
-        if self._buffer == NULL:
-            self._buffer = <char *>malloc(READ_BYTES)
-            if self._buffer == NULL:
-                raise MemoryError
-        epoll = epoll_create1(EPOLL_CLOEXEC)
-        if epoll < 0:
+        self._loop = asyncio.get_running_loop()
+        self._epoll = epoll_create1(EPOLL_CLOEXEC)
+        if self._epoll < 0:
             raise _os_error(errno)
         try:
             # Not in the context of who happens to be the first: all protocols would be called in that.
-            contextvars.Context().run(loop.add_reader, epoll, self._pump)
+            contextvars.Context().run(self._loop.add_reader, self._epoll, self._pump)
         except BaseException:
-            close(epoll)
+            self.close()
             raise
-        self._loop, self._epoll = loop, epoll
         return 0
 
     def _pump(self):
         """Serves the sockets that have news. What remains, or is left by an exception, wakes the event loop again."""
         cdef epoll_event events[EVENTS]
-        cdef SocketTransport transport
-        cdef int count, at
-        if self._epoll < 0:
-            return
-        count = epoll_wait(self._epoll, events, EVENTS, 0)
-        for at in range(count):
+        cdef int at
+        for at in range(epoll_wait(self._epoll, events, EVENTS, 0)):
             # A socket that an earlier event closed is gone. If its number is another's already, reading that finds
             # nothing: what an event says is only a reason to look.
             found = self._transports[events[at].data.fd]
             if found is not None:
-                transport = <SocketTransport>found
-                transport._serve(events[at].events)
+                (<SocketTransport>found)._serve(events[at].events)
 
 
 cdef class SocketTransport:
@@ -175,7 +134,7 @@ cdef class SocketTransport:
     cdef Py_ssize_t _unsent_bytes
     cdef unsigned int _watched
     cdef int _fd              # -1: closed
-    cdef bint _reads, _is_at_end, _is_closing, _is_full, _ends, _is_ended
+    cdef bint _reads, _is_at_end, _is_closing, _is_full, _ends
     cdef object __weakref__
 
     def __cinit__(self):
@@ -197,7 +156,7 @@ cdef class SocketTransport:
         if not self._ends and not self._is_closing:
             self._ends = True
             if not self._unsent_bytes:
-                self._shut()
+                shutdown(self._fd, SHUT_WR)  # an error shows when the socket is read
 
     def can_write_eof(self):
         return True
@@ -242,13 +201,9 @@ cdef class SocketTransport:
     def get_extra_info(self, name, default=None):
         if name == "socket":
             return self._socket
-        try:
-            if name == "peername":
-                return self._socket.getpeername()
-            if name == "sockname":
-                return self._socket.getsockname()
-        except OSError:
-            pass
+        if name in ("peername", "sockname"):
+            with suppress(OSError):
+                return getattr(self._socket, f"get{name}")()
         return default
 
     # -- sending
@@ -290,10 +245,8 @@ cdef class SocketTransport:
             return 0
         if not PyBytes_CheckExact(part):
             part, sent = PyBytes_FromStringAndSize(<char *>view.buf + sent, view.len - sent), 0
-        if self._unsent is None:
-            self._unsent = deque()
         if not self._unsent:
-            self._skipped = sent
+            self._unsent, self._skipped = deque(), sent
         self._unsent.append(part)
         self._unsent_bytes += PyBytes_GET_SIZE(part) - sent
         return 0
@@ -322,14 +275,8 @@ cdef class SocketTransport:
             if self._is_closing:
                 return self._lose(None)
             if self._ends:
-                self._shut()
+                shutdown(self._fd, SHUT_WR)
             self._watch()
-        return 0
-
-    cdef int _shut(self) except -1:
-        if not self._is_ended:
-            self._is_ended = True
-            shutdown(self._fd, SHUT_WR)  # an error shows when the socket is read
         return 0
 
     # -- what epoll says
@@ -340,7 +287,7 @@ cdef class SocketTransport:
             if news & (EPOLLHUP | EPOLLERR):
                 # Writing would fail, and with it the connection, before all that the peer said at last is read.
                 return 0
-        if self._unsent_bytes and news & (EPOLLOUT | EPOLLHUP | EPOLLERR):
+        if self._watched & EPOLLOUT and news & (EPOLLOUT | EPOLLHUP | EPOLLERR):
             self._flush()
         return 0
 
@@ -366,12 +313,8 @@ cdef class SocketTransport:
 
     cdef int _watch(self) except -1:
         """Has epoll look for what is wanted. A socket that it can't watch is lost: nothing would be heard of it."""
-        cdef unsigned int wanted = 0
+        cdef unsigned int wanted = (EPOLLIN if self._reads else 0) | (EPOLLOUT if self._unsent_bytes else 0)
         cdef int error
-        if self._reads:
-            wanted |= EPOLLIN
-        if self._unsent_bytes:
-            wanted |= EPOLLOUT
         if wanted != self._watched and self._fd >= 0:
             error = self._ask(wanted)
             if error:
@@ -404,8 +347,7 @@ cdef class SocketTransport:
         return 0
 
     cdef int _let_go(self) except -1:
-        """Leaves the poller. The socket leaves the epoll before it is closed, as that alone would not do where a
-        copy of its descriptor is left (in a child process that is just started)."""
+        """Leaves the poller, and the epoll: closing alone would not do while a child process has a copy."""
         if self._fd >= 0:
             if self._watched:
                 self._ask(0)

@@ -81,7 +81,9 @@ async def test_a_protocol_is_told_in_order_and_of_the_end_once(
     assert bytes(protocol.data) == (b"last" if DATA in told else b"")
     assert transport.is_closing()
     told_the_loop = [type(exc) for exc in over.failures]
-    assert told_the_loop == ([why or RuntimeError] if acts.keys() and [*acts.values()][0] in (fails, is_cancelled) else [])
+    assert told_the_loop == (
+        [why or RuntimeError] if acts.keys() and [*acts.values()][0] in (fails, is_cancelled) else []
+    )
     over.failures.clear()
 
 

@@ -43,7 +43,9 @@ async def test_any_buffer_is_sent(over: Ends, make: Makes, buffer_bytes: int) ->
     if over.poller is None and buffer_bytes and make is KINDS["a view of numbers"]:
         pytest.skip("asyncio takes the bytes that are sent for numbers")
     transport, peer = await over.pair(Recorder(), buffer_bytes=buffer_bytes)
-    parts = [make(part) for part in (b"first", b"", BIG[: 4 * SMALL_BYTES] if buffer_bytes else b"longer", b"", b"last")]
+    parts = [
+        make(part) for part in (b"first", b"", BIG[: 4 * SMALL_BYTES] if buffer_bytes else b"longer", b"", b"last")
+    ]
     for part in parts:
         transport.write(part)
     transport.close()

@@ -1,3 +1,6 @@
+from cpython.buffer cimport Py_buffer
+
+
 cdef class Poller:
     cdef object _loop
     cdef int _epoll
@@ -8,7 +11,7 @@ cdef class Poller:
 
 
 cdef class Receiver:
-    cdef bint take(self, char *data, Py_ssize_t size) except -1
+    cdef int take(self, char *data, Py_ssize_t size) except -1
 
 
 cdef class SocketTransport:
@@ -21,17 +24,19 @@ cdef class SocketTransport:
     cdef Py_ssize_t _unsent_bytes
     cdef unsigned int _watched
     cdef int _fd              # -1: closed
-    cdef bint _reads, _is_at_end, _is_closing, _is_full, _ends, _is_ended
+    cdef bint _reads, _is_at_end, _is_closing, _is_full, _ends
     cdef object __weakref__
 
     cdef int send_piece(self, const char *data, Py_ssize_t size) except -1
-    cdef int _send(self, data) except -1
-    cdef int _keep(self, data, Py_ssize_t sent) except -1
+    cdef int _write(self, tuple parts) except -1
+    cdef int _keep(self, part, const Py_buffer *view, Py_ssize_t sent) except -1
     cdef int _flush(self) except -1
-    cdef int _shut(self) except -1
+    cdef int _serve(self, unsigned int news) except -1
     cdef int _read(self) except -1
     cdef int _watch(self) except -1
+    cdef int _ask(self, unsigned int wanted) noexcept
     cdef int _fail(self, int error) except -1
     cdef int _lose(self, exc) except -1
-    cdef object _tell(self, str name)
+    cdef int _let_go(self) except -1
+    cdef int _tell(self, str name) except -1
     cdef int _report(self, exc) except -1

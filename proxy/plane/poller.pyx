@@ -9,54 +9,22 @@ Towards protocols a `SocketTransport` is a transport of asyncio: it calls `conne
 """
 
 import asyncio
+import contextvars
 import os
 import socket as sockets
 from collections import deque
+from contextlib import suppress
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.errno cimport EAGAIN, EINTR, EINVAL, errno
+from libc.errno cimport EAGAIN, EEXIST, EINTR, errno
 from libc.stdlib cimport free, malloc
+from libc.string cimport memset
 
-cdef extern from "sys/epoll.h" nogil:
-    ctypedef union epoll_data_t:
-        int fd
-    struct epoll_event:
-        unsigned int events
-        epoll_data_t data
-    int epoll_create1(int flags)
-    int epoll_ctl(int epoll, int what, int fd, epoll_event *event)
-    int epoll_wait(int epoll, epoll_event *events, int most, int timeout_ms)
-    enum: EPOLL_CLOEXEC
-    enum: EPOLL_CTL_ADD
-    enum: EPOLL_CTL_DEL
-    enum: EPOLL_CTL_MOD
-    enum: EPOLLERR
-    enum: EPOLLHUP
-    enum: EPOLLIN
-    enum: EPOLLOUT
-
-cdef extern from "sys/uio.h" nogil:
-    struct iovec:
-        void *iov_base
-        size_t iov_len
-
-cdef extern from "sys/socket.h" nogil:
-    struct msghdr:
-        iovec *msg_iov
-        size_t msg_iovlen
-    Py_ssize_t recv(int fd, void *data, size_t size, int flags)
-    Py_ssize_t send(int fd, const void *data, size_t size, int flags)
-    Py_ssize_t sendmsg(int fd, const msghdr *message, int flags)
-    int shutdown(int fd, int how)
-    enum: MSG_NOSIGNAL
-    enum: SHUT_WR
-
-cdef extern from "string.h" nogil:
-    void *memset(void *data, int value, size_t size)
-
-cdef extern from "unistd.h" nogil:
-    int close(int fd)
+from .linux cimport (
+    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, MSG_NOSIGNAL,
+    SHUT_WR, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, iovec, msghdr, recv, send, sendmsg, shutdown,
+)
 
 cdef enum:
     READ_BYTES = 256 * 1024
@@ -72,7 +40,9 @@ cdef class Poller:
     def __cinit__(self):
         self._epoll = -1
         self._transports = []
-        self._buffer = NULL
+        self._buffer = <char *>malloc(READ_BYTES)
+        if self._buffer == NULL:
+            raise MemoryError
 
     def __dealloc__(self):
         free(self._buffer)
@@ -82,132 +52,103 @@ cdef class Poller:
     def adopt(self, socket, protocol):
         """A transport for a connected socket, which it owns from here on. `protocol.connection_made` has been called.
 
-        OSError if the socket can't be watched; it is still the caller's then.
+        Whatever is raised, the socket is still the caller's: OSError if it can't be watched, what `connection_made`
+        raises, RuntimeError in another event loop than that of the sockets before.
         """
         cdef SocketTransport transport
         cdef int fd = socket.fileno()
         if self._epoll < 0:
             self._open()
+        elif self._loop is not asyncio.get_running_loop():
+            raise RuntimeError("this poller serves the sockets of another event loop; close it there first")
         socket.setblocking(False)
         if socket.proto == sockets.IPPROTO_TCP or socket.family != sockets.AF_UNIX:
             socket.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_NODELAY, 1)
+        while len(self._transports) <= fd:
+            self._transports.append(None)
+        if self._transports[fd] is not None:
+            raise _os_error(EEXIST)
         transport = SocketTransport.__new__(SocketTransport)
         transport._poller, transport._socket, transport._protocol, transport._fd = self, socket, protocol, fd
         transport._reads = True
-        transport._watch()
-        while len(self._transports) <= fd:
-            self._transports.append(None)
+        error = transport._ask(EPOLLIN)
+        if error:
+            raise _os_error(error)
         self._transports[fd] = transport
-        protocol.connection_made(transport)
+        try:
+            protocol.connection_made(transport)
+        except BaseException:
+            transport._let_go()
+            raise
         return transport
 
     def close(self):
-        """Ends all connections that are still open."""
+        """Ends all connections that are still open. The next socket may be of another event loop."""
         for transport in self._transports:
             if transport is not None:
                 transport.abort()
         if self._epoll >= 0:
-            self._loop.remove_reader(self._epoll)
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._epoll)
             close(self._epoll)
             self._epoll = -1
 
     cdef int _open(self) except -1:
         self._loop = asyncio.get_running_loop()
-        if self._buffer == NULL:
-            self._buffer = <char *>malloc(READ_BYTES)
-            if self._buffer == NULL:
-                raise MemoryError
         self._epoll = epoll_create1(EPOLL_CLOEXEC)
         if self._epoll < 0:
-            raise OSError(errno, os.strerror(errno))
-        self._loop.add_reader(self._epoll, self._pump)
+            raise _os_error(errno)
+        try:
+            # Not in the context of who happens to be the first: all protocols would be called in that.
+            contextvars.Context().run(self._loop.add_reader, self._epoll, self._pump)
+        except BaseException:
+            self.close()
+            raise
         return 0
 
     def _pump(self):
-        """Serves the sockets that have news. What remains wakes the event loop again."""
+        """Serves the sockets that have news. What remains, or is left by an exception, wakes the event loop again."""
         cdef epoll_event events[EVENTS]
-        cdef SocketTransport transport
-        cdef unsigned int news
-        cdef int count, at
-        if self._epoll < 0:
-            return
-        count = epoll_wait(self._epoll, events, EVENTS, 0)
-        for at in range(count):
+        cdef int at
+        for at in range(epoll_wait(self._epoll, events, EVENTS, 0)):
             # A socket that an earlier event closed is gone. If its number is another's already, reading that finds
             # nothing: what an event says is only a reason to look.
             found = self._transports[events[at].data.fd]
-            if found is None:
-                continue
-            transport, news = <SocketTransport>found, events[at].events
-            if news & (EPOLLOUT | EPOLLHUP | EPOLLERR) and transport._unsent_bytes:
-                transport._flush()
-            if news & (EPOLLIN | EPOLLHUP | EPOLLERR) and transport._reads and transport._fd >= 0:
-                transport._read()
+            if found is not None:
+                (<SocketTransport>found)._serve(events[at].events)
 
 
 cdef class Receiver:
-    """Takes what a socket receives before its protocol does."""
+    """Takes what a socket receives in place of its protocol."""
 
-    cdef bint take(self, char *data, Py_ssize_t size) except -1:
-        """Whether that is done; else the protocol gets the bytes. It may write into them."""
-        return False
+    cdef int take(self, char *data, Py_ssize_t size) except -1:
+        """It may write into the data."""
+        raise NotImplementedError
 
 
 cdef class SocketTransport:
     """One connected socket: a transport as asyncio's protocols know it."""
 
+    def __cinit__(self):
+        self._fd = -1
+
     # -- what protocols call
 
     def write(self, data):
         """Sends at once what the kernel takes, and keeps the rest."""
-        if self._ends:
-            raise RuntimeError("nothing can be written after write_eof")
-        if not self._is_closing:
-            self._send(data)
+        self._write((data,))
 
     def writelines(self, parts):
-        """As one `write` of all parts, without joining them."""
-        cdef Py_buffer views[PARTS]
-        cdef iovec vector[PARTS]
-        cdef msghdr message
-        cdef Py_ssize_t sent = 0, size
-        cdef int count = 0, at, error = 0
+        """As one `write` of all parts; few are not joined for that."""
         parts = tuple(parts)
-        if self._ends:
-            raise RuntimeError("nothing can be written after write_eof")
-        if self._is_closing:
-            return
-        if self._unsent_bytes or len(parts) > PARTS:
-            self._send(b"".join(parts))
-            return
-        try:
-            for part in parts:
-                PyObject_GetBuffer(part, &views[count], PyBUF_SIMPLE)
-                vector[count].iov_base, vector[count].iov_len = views[count].buf, views[count].len
-                count += 1
-            memset(&message, 0, sizeof(message))
-            message.msg_iov, message.msg_iovlen = vector, count
-            sent = sendmsg(self._fd, &message, MSG_NOSIGNAL)
-            if sent < 0:
-                error, sent = errno, 0
-        finally:
-            for at in range(count):
-                PyBuffer_Release(&views[at])
-        if error and error != EAGAIN and error != EINTR:
-            self._fail(error)
-            return
-        for part in parts:
-            size = len(part)
-            if sent < size:
-                self._keep(part, sent)
-            sent = max(0, sent - size)
+        self._write(parts if len(parts) <= PARTS else (b"".join(parts),))
 
     def write_eof(self):
         """Ends the writing side, once all has been sent."""
         if not self._ends and not self._is_closing:
             self._ends = True
             if not self._unsent_bytes:
-                self._shut()
+                shutdown(self._fd, SHUT_WR)  # an error shows when the socket is read
 
     def can_write_eof(self):
         return True
@@ -252,42 +193,15 @@ cdef class SocketTransport:
     def get_extra_info(self, name, default=None):
         if name == "socket":
             return self._socket
-        try:
-            if name == "peername":
-                return self._socket.getpeername()
-            if name == "sockname":
-                return self._socket.getsockname()
-        except OSError:
-            pass
+        if name in ("peername", "sockname"):
+            with suppress(OSError):
+                return getattr(self._socket, f"get{name}")()
         return default
 
     # -- sending
 
-    cdef int _send(self, data) except -1:
-        cdef Py_buffer view
-        cdef Py_ssize_t sent = 0, size
-        cdef int error = 0
-        if not self._unsent_bytes:
-            if PyBytes_CheckExact(data):
-                size = PyBytes_GET_SIZE(data)
-                sent = send(self._fd, PyBytes_AS_STRING(data), size, MSG_NOSIGNAL)
-                error = errno
-            else:
-                PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-                size = view.len
-                sent = send(self._fd, view.buf, size, MSG_NOSIGNAL)
-                error = errno
-                PyBuffer_Release(&view)
-            if sent == size:
-                return 0
-            if sent < 0:
-                if error != EAGAIN and error != EINTR:
-                    return self._fail(error)
-                sent = 0
-        return self._keep(data, sent)
-
     cdef int send_piece(self, const char *data, Py_ssize_t size) except -1:
-        """As `write`, of bytes that are the caller's."""
+        """As `write`, of bytes that the caller needs again."""
         cdef Py_ssize_t sent = 0
         if self._is_closing or self._ends:
             return 0
@@ -296,132 +210,201 @@ cdef class SocketTransport:
             if sent == size:
                 return 0
             if sent < 0:
-                if errno != EAGAIN and errno != EINTR:
-                    return self._fail(errno)
-                sent = 0
-        return self._keep(data[sent:size], 0)
+                sent = 0  # an error shows again when the rest is written
+        return self._write((data[sent:size],))
 
-    cdef int _keep(self, data, Py_ssize_t sent) except -1:
-        """Keeps what is behind the first `sent` bytes: bytes as they are, of any other buffer a copy."""
-        if not PyBytes_CheckExact(data):
-            data, sent = bytes(memoryview(data)[sent:]), 0
-        if PyBytes_GET_SIZE(data) == sent:
+    cdef int _write(self, tuple parts) except -1:
+        """parts: at most `PARTS`."""
+        cdef Py_buffer views[PARTS]
+        cdef Py_ssize_t sent = 0
+        cdef int count = 0, at
+        if self._ends:
+            raise RuntimeError("nothing can be written after write_eof")
+        if self._is_closing:
             return 0
-        if self._unsent is None:
-            self._unsent = deque()
+        try:
+            for part in parts:
+                PyObject_GetBuffer(part, &views[count], PyBUF_SIMPLE)
+                count += 1
+            if not self._unsent_bytes:
+                sent = _send(self._fd, views, count)
+            for at in range(count if sent >= 0 else 0):
+                self._keep(parts[at], &views[at], sent)
+                sent = max(0, sent - views[at].len)
+        finally:
+            for at in range(count):
+                PyBuffer_Release(&views[at])
+        if sent < 0:
+            self._fail(<int>-sent)
+        # Protocols are told last: they may write more, or end the connection.
+        if self._unsent_bytes:
+            self._watch()
+            if self._unsent_bytes > FULL_BYTES and not self._is_full:
+                self._is_full = True
+                self._tell("pause_writing")
+        return 0
+
+    cdef int _keep(self, part, const Py_buffer *view, Py_ssize_t sent) except -1:
+        """Keeps what is behind the first `sent` bytes: bytes as they are, of any other buffer a copy."""
+        if sent >= view.len:
+            return 0
+        if not PyBytes_CheckExact(part):
+            part, sent = PyBytes_FromStringAndSize(<char *>view.buf + sent, view.len - sent), 0
         if not self._unsent:
-            self._skipped = sent
-        self._unsent.append(data)
-        self._unsent_bytes += PyBytes_GET_SIZE(data) - sent
-        self._watch()
-        if self._unsent_bytes > FULL_BYTES and not self._is_full:
-            self._is_full = True
-            self._tell("pause_writing")
+            self._unsent, self._skipped = deque(), sent
+        self._unsent.append(part)
+        self._unsent_bytes += PyBytes_GET_SIZE(part) - sent
         return 0
 
     cdef int _flush(self) except -1:
         cdef Py_ssize_t sent, size
-        while self._unsent:
-            data = self._unsent[0]
-            size = PyBytes_GET_SIZE(data) - self._skipped
-            sent = send(self._fd, PyBytes_AS_STRING(data) + self._skipped, size, MSG_NOSIGNAL)
+        while self._unsent_bytes:
+            part = self._unsent[0]
+            size = PyBytes_GET_SIZE(part) - self._skipped
+            sent = send(self._fd, PyBytes_AS_STRING(part) + self._skipped, size, MSG_NOSIGNAL)
             if sent < 0:
-                return 0 if errno == EAGAIN or errno == EINTR else self._fail(errno)
+                if errno != EAGAIN and errno != EINTR:
+                    return self._fail(errno)
+                break
             self._unsent_bytes -= sent
             if sent < size:
                 self._skipped += sent
                 break
             self._unsent.popleft()
             self._skipped = 0
-        if not self._unsent_bytes:
+        if self._is_full and self._unsent_bytes <= ROOM_BYTES:
+            self._is_full = False
+            self._tell("resume_writing")  # it may write more, or end the connection
+        if not self._unsent_bytes and self._fd >= 0:
             self._unsent = None
             if self._is_closing:
                 return self._lose(None)
             if self._ends:
-                self._shut()
+                shutdown(self._fd, SHUT_WR)
             self._watch()
-        if self._is_full and self._unsent_bytes <= ROOM_BYTES and not self._is_closing:
-            self._is_full = False
-            self._tell("resume_writing")
         return 0
 
-    cdef int _shut(self) except -1:
-        if not self._is_ended:
-            self._is_ended = True
-            shutdown(self._fd, SHUT_WR)  # an error shows when the socket is read
-        return 0
+    # -- what epoll says
 
-    # -- reading
+    cdef int _serve(self, unsigned int news) except -1:
+        if self._reads and news & (EPOLLIN | EPOLLHUP | EPOLLERR):
+            self._read()
+            if news & (EPOLLHUP | EPOLLERR):
+                # Writing would fail, and with it the connection, before all that the peer said at last is read.
+                return 0
+        if self._watched & EPOLLOUT and news & (EPOLLOUT | EPOLLHUP | EPOLLERR):
+            self._flush()
+        return 0
 
     cdef int _read(self) except -1:
+        cdef Receiver receiver = self.receiver  # held here: it may leave this transport while it is at work
         cdef Py_ssize_t size = recv(self._fd, self._poller._buffer, READ_BYTES, 0)
-        if size > 0:
-            try:
-                if self.receiver is None or not self.receiver.take(self._poller._buffer, size):
+        if size < 0:
+            return 0 if errno == EAGAIN or errno == EINTR else self._fail(errno)
+        try:
+            if size:
+                if receiver is not None:
+                    receiver.take(self._poller._buffer, size)
+                else:
                     self._protocol.data_received(PyBytes_FromStringAndSize(self._poller._buffer, size))
-            except Exception as exc:
-                self._report(exc)
-                self._lose(exc)
-        elif size == 0:
+                return 0
             self._is_at_end, self._reads = True, False
             self._watch()
-            if not self._tell("eof_received"):
-                self.close()
-        elif errno != EAGAIN and errno != EINTR:
-            self._fail(errno)
+            keeps_open = self._protocol.eof_received()
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self._report(exc)
+            return self._lose(exc)
+        if not keeps_open:
+            self.close()
         return 0
 
     cdef int _watch(self) except -1:
-        """Has epoll look for what is wanted. A socket of which nothing is wanted is not in it, as it always tells of
+        """Has epoll look for what is wanted. A socket that it can't watch is lost: nothing would be heard of it."""
+        cdef unsigned int wanted = (EPOLLIN if self._reads else 0) | (EPOLLOUT if self._unsent_bytes else 0)
+        cdef int error
+        if wanted != self._watched and self._fd >= 0:
+            error = self._ask(wanted)
+            if error:
+                return self._fail(error)
+        return 0
+
+    cdef int _ask(self, unsigned int wanted) noexcept:
+        """The error's number, or 0. A socket of which nothing is wanted is not in the epoll, as that always tells of
         errors, and would wake the event loop again and again."""
         cdef epoll_event event
-        cdef unsigned int wanted = 0
-        cdef int what
-        if self._fd < 0:
-            return 0
-        if self._reads:
-            wanted |= EPOLLIN
-        if self._unsent_bytes:
-            wanted |= EPOLLOUT
-        if wanted == self._watched:
-            return 0
-        what = EPOLL_CTL_DEL if not wanted else EPOLL_CTL_MOD if self._watched else EPOLL_CTL_ADD
+        cdef int what = EPOLL_CTL_DEL if not wanted else EPOLL_CTL_MOD if self._watched else EPOLL_CTL_ADD
         event.events, event.data.fd = wanted, self._fd
         if epoll_ctl(self._poller._epoll, what, self._fd, &event) < 0:
-            raise OSError(errno, os.strerror(errno))
+            return errno
         self._watched = wanted
         return 0
 
     # -- the end
 
     cdef int _fail(self, int error) except -1:
-        return self._lose(OSError(error, os.strerror(error)))
+        return self._lose(_os_error(error))
 
     cdef int _lose(self, exc) except -1:
-        """Closes the socket now, and tells the protocol later, as it may just be writing."""
-        cdef int fd = self._fd
-        if fd < 0:
-            return 0
-        self._is_closing, self._reads, self._fd = True, False, -1
-        self._unsent, self._unsent_bytes, self._watched, self.receiver = None, 0, 0, None
-        self._poller._transports[fd] = None
-        self._socket.close()  # epoll forgets it with that
-        self._poller._loop.call_soon(self._tell_lost, exc)
+        """Closes the socket at once, and tells the protocol later, as it may just be writing."""
+        if self._fd >= 0:
+            self._let_go()
+            self._socket.close()
+            if not self._poller._loop.is_closed():  # else nobody is left to be told
+                self._poller._loop.call_soon(self._tell_lost, exc)
+        return 0
+
+    cdef int _let_go(self) except -1:
+        """Leaves the poller, and the epoll: closing alone would not do while a child process has a copy."""
+        if self._fd >= 0:
+            if self._watched:
+                self._ask(0)
+            self._poller._transports[self._fd] = None
+            self._is_closing, self._reads, self._fd = True, False, -1
+            self._unsent, self._unsent_bytes, self._watched, self.receiver = None, 0, 0, None
         return 0
 
     def _tell_lost(self, exc):
         protocol, self._protocol = self._protocol, None
         protocol.connection_lost(exc)
 
-    cdef object _tell(self, str name):
-        """What the protocol's method returns; None where it fails, which is reported."""
+    cdef int _tell(self, str name) except -1:
         try:
-            return getattr(self._protocol, name)()
-        except Exception as exc:
+            getattr(self._protocol, name)()
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
             self._report(exc)
-            return None
+        return 0
 
     cdef int _report(self, exc) except -1:
         told = {"message": "a protocol failed", "exception": exc, "transport": self, "protocol": self._protocol}
         self._poller._loop.call_exception_handler(told)
         return 0
+
+
+cdef Py_ssize_t _send(int fd, const Py_buffer *views, int count) noexcept:
+    """How many bytes the kernel takes at once; the negative number of an error."""
+    cdef iovec vector[PARTS]
+    cdef msghdr message
+    cdef Py_ssize_t sent, size = 0
+    cdef int at
+    for at in range(count):
+        vector[at].iov_base, vector[at].iov_len = views[at].buf, views[at].len
+        size += views[at].len
+    if not size:
+        return 0
+    if count == 1:
+        sent = send(fd, views[0].buf, size, MSG_NOSIGNAL)
+    else:
+        memset(&message, 0, sizeof(message))
+        message.msg_iov, message.msg_iovlen = vector, count
+        sent = sendmsg(fd, &message, MSG_NOSIGNAL)
+    if sent < 0:
+        return 0 if errno == EAGAIN or errno == EINTR else -errno
+    return sent
+
+
+cdef object _os_error(int number):
+    return OSError(number, os.strerror(number))

@@ -75,23 +75,23 @@ cdef class TextLane(Receiver):
         self._text_bytes = self._events = 0
         return text, events
 
-    cdef bint take(self, char *data, Py_ssize_t size) except -1:
-        cdef Py_ssize_t length
+    cdef int take(self, char *data, Py_ssize_t size) except -1:
+        cdef Py_ssize_t length = 0
         cdef char *start
+        cdef SocketTransport client = self._client  # held here, as the lane may be closed meanwhile
         connection = self._connection
         try:
             self._parser.parse(data, size)
         except NotHttp:
             connection.unparsable()
-            return True
+            return 0
         start = self._framed(data, size, &length)
         if start == NULL:
             connection.parsed(self._parser.body(), size)
-            return True
+            return 0
         self._hear()
-        self._keep_texts()
-        self._client.send_piece(start, length)
-        return True
+        self._keep_texts()  # first: the client may send its next turn at once
+        return client.send_piece(start, length)
 
     cdef char *_framed(self, char *data, Py_ssize_t size, Py_ssize_t *length) except? NULL:
         """The events as chunks of the client's, in place: NULL if anything in `data` is not plain."""

@@ -4,6 +4,7 @@ BIN    := $(VENV)/bin
 ENGINE ?= sim
 READY  := $(VENV)/.ready
 PLAYS  := $(VENV)/.demo-ready
+PLANE  := $(wildcard $(addprefix proxy/plane/,*.pyx *.pxd */*.[ch])) # sources of the compiled modules
 JOBS   ?= 2
 PYTEST := $(BIN)/python -m pytest
 BESIDE := $(PYTEST) --numprocesses $(JOBS) --dist loadfile
@@ -75,21 +76,25 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 # The demo downloads 34 MB, the tests 280: each installs what it needs, and the tests' part has the demo's in it.
-$(PLAYS): pyproject.toml
-	@echo "The demo's first run: installing PPD and OpenAI's client into $(VENV) (34 MB to download; make test needs more)"
-	$(call install,.[demo])
+# Where only a source of the compiled modules is newer, they are built again and nothing else is installed.
+$(PLAYS): pyproject.toml $(PLANE)
+	@$(if $(filter pyproject.toml,$?),echo "$(FIRST_DEMO)")
+	$(call install,$(if $(filter pyproject.toml,$?),'.[demo]',. --no-deps))
 	@touch $@
 
-$(READY): pyproject.toml
-	@echo "Installing PPD with all that its tests need into $(VENV) (280 MB to download)"
-	$(call install,.[dev])
+$(READY): pyproject.toml $(PLANE)
+	@$(if $(filter pyproject.toml,$?),echo "$(FIRST_TEST)")
+	$(call install,$(if $(filter pyproject.toml,$?),'.[dev]',. --no-deps))
 	@touch $@ $(PLAYS)
+
+FIRST_DEMO := The demo's first run: installing PPD and OpenAI's client into $(VENV) (34 MB to download; make test needs more)
+FIRST_TEST := Installing PPD with all that its tests need into $(VENV) (280 MB to download)
 
 define install
 @test -x $(BIN)/python || python3 -m venv $(VENV)
-@echo "  pip install --editable '$(1)'"
-@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '$(1)'
+@echo "  pip install --editable $(1)"
+@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable $(1)
 endef
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist proxy/plane/*.so *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -5,6 +5,7 @@ from __future__ import annotations
 try:
     from .poller import Poller
 except ImportError:  # installed without a C compiler, or not on Linux
+    Poller = None  # type: ignore[assignment,misc]  # a name for annotations, which nobody may call
     IS_BUILT = False
 else:
     IS_BUILT = True

@@ -61,7 +61,9 @@ def is_built(python: str, folder: Path, **env: str) -> str:
 
 
 def without_a_compiler(bin_folder: Path, sources: Path, tmp_path: Path) -> None:
-    install = ("install", "--quiet", "--no-deps", "--target", "uncompiled", str(sources))
+    run(sys.executable, "-m", "tarfile", "-e", str(sources), "unpacked", cwd=tmp_path)
+    (unpacked,) = (tmp_path / "unpacked").iterdir()  # of an archive pip keeps what it built from one of that name
+    install = ("install", "--quiet", "--no-deps", "--target", "uncompiled", str(unpacked))
     run(str(bin_folder / "pip"), *install, cwd=tmp_path, CC="/bin/false")
     instead = {"PYTHONPATH": str(tmp_path / "uncompiled")}
     assert is_built(str(bin_folder / "python"), tmp_path, **instead) == "False"

@@ -1,4 +1,4 @@
-"""System calls of Linux that move bytes, with the values they take."""
+"""What compiled modules call of Linux."""
 
 cdef extern from "sys/epoll.h" nogil:
     ctypedef union epoll_data_t:
@@ -33,9 +33,6 @@ cdef extern from "sys/socket.h" nogil:
     int shutdown(int fd, int how)
     enum: MSG_NOSIGNAL
     enum: SHUT_WR
-
-cdef extern from "string.h" nogil:
-    void *memset(void *data, int value, size_t size)
 
 cdef extern from "unistd.h" nogil:
     int close(int fd)

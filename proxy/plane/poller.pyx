@@ -17,12 +17,11 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.errno cimport EAGAIN, EINTR, EINVAL, errno
 from libc.stdlib cimport free, malloc
+from libc.string cimport memset
 
 from .linux cimport (
-    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT,
-    MSG_NOSIGNAL, SHUT_WR,
-    close, epoll_create1, epoll_ctl, epoll_event, epoll_wait,
-    iovec, memset, msghdr, recv, send, sendmsg, shutdown,
+    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, MSG_NOSIGNAL,
+    SHUT_WR, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, iovec, msghdr, recv, send, sendmsg, shutdown,
 )
 
 cdef enum:

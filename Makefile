@@ -4,6 +4,7 @@ BIN    := $(VENV)/bin
 ENGINE ?= sim
 READY  := $(VENV)/.ready
 PLAYS  := $(VENV)/.demo-ready
+PLANE  := $(wildcard $(addprefix proxy/plane/,*.pyx *.pxd *.h */*.[ch])) # sources of the compiled modules
 JOBS   ?= 2
 PYTEST := $(BIN)/python -m pytest
 BESIDE := $(PYTEST) --numprocesses $(JOBS) --dist loadfile
@@ -20,7 +21,7 @@ CONFORMANCE := $(patsubst %,tests/e2e/%.py,access/test_edge access/test_keys acc
 	failures/test_dead_workers failures/test_drain failures/test_failures failures/test_fault_matrix \
 	turns/test_conversations turns/test_hostile turns/test_pass_through_rules turns/test_prompt_lists)
 
-.PHONY: demo test check types quick format clean browser chromium promtool
+.PHONY: demo test check types quick format sanitize clean browser chromium promtool
 
 demo: $(PLAYS)
 	$(BIN)/ppd demo --engine $(ENGINE) $(if $(PORT),--port $(PORT)) $(if $(MODEL),--model $(MODEL)) $(if $(ONCE),--once)
@@ -70,26 +71,52 @@ types: $(READY)
 quick: $(READY)
 	$(BESIDE) -m "not e2e and not wheel and not vllm and not alone" --hypothesis-profile quick $(QUICK)
 
+# The compiled modules with what finds wrong addresses and undefined behaviour, in a folder of their own, and tests that
+# go through them. By way of the packed sources, so that nothing of it stays where the usual build looks.
+SANITIZE  ?= tests/proxy/plane tests/e2e/turns/test_conversations.py tests/e2e/turns/test_hostile.py \
+	tests/e2e/processes/test_lessons.py
+SANITIZED := $(CURDIR)/build/sanitized
+# Undefined behaviour ends as an illegal instruction, so that it is reported in a file too: a proxy's own process may be
+# the one that dies, and its stderr is a test's.
+SANITIZER := -fsanitize=address,undefined -fsanitize-undefined-trap-on-error
+# Memory is taken from malloc, piece by piece, or a read beyond a short text would stay unseen. Python itself leaks some.
+SANITIZING = env PYTHONPATH=$(SANITIZED)/packages PYTHONMALLOC=malloc \
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0:handle_segv=2:handle_sigill=2:log_path=$(SANITIZED)/report $(BIN)/python
+
+sanitize: $(READY)
+	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)
+	@CC=gcc CFLAGS="-O1 -g -fno-omit-frame-pointer $(SANITIZER)" LDFLAGS="$(SANITIZER)" \
+		$(BIN)/python -m build --outdir $(SANITIZED) . >$(SANITIZED)/log 2>&1 || { cat $(SANITIZED)/log; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(SANITIZED)/packages $(SANITIZED)/*.whl
+	$(SANITIZING) -c 'from ppd.proxy.plane import poller; assert "/sanitized/" in poller.__file__'
+	$(SANITIZING) -m pytest -p no:schemathesis --data-plane native $(SANITIZE); failed=$$?; \
+		cat $(SANITIZED)/report* 2>/dev/null && exit 1 || exit $$failed
+
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 # The demo downloads 34 MB, the tests 280: each installs what it needs, and the tests' part has the demo's in it.
-$(PLAYS): pyproject.toml
-	@echo "The demo's first run: installing PPD and OpenAI's client into $(VENV) (34 MB to download; make test needs more)"
-	$(call install,.[demo])
+# Where only a source of the compiled modules is newer, they are built again and nothing else is installed.
+$(PLAYS): pyproject.toml $(PLANE)
+	@$(if $(filter pyproject.toml,$?),echo "$(FIRST_DEMO)")
+	$(call install,$(if $(filter pyproject.toml,$?),'.[demo]',. --no-deps))
 	@touch $@
 
-$(READY): pyproject.toml
-	@echo "Installing PPD with all that its tests need into $(VENV) (280 MB to download)"
-	$(call install,.[dev])
+$(READY): pyproject.toml $(PLANE)
+	@$(if $(filter pyproject.toml,$?),echo "$(FIRST_TEST)")
+	$(call install,$(if $(filter pyproject.toml,$?),'.[dev]',. --no-deps))
 	@touch $@ $(PLAYS)
+
+FIRST_DEMO := The demo's first run: installing PPD and OpenAI's client into $(VENV) (34 MB to download; make test needs more)
+FIRST_TEST := Installing PPD with all that its tests need into $(VENV) (280 MB to download)
 
 define install
 @test -x $(BIN)/python || python3 -m venv $(VENV)
-@echo "  pip install --editable '$(1)'"
-@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '$(1)'
+@echo "  pip install --editable $(1)"
+@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable $(1)
 endef
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist proxy/plane/*.so *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

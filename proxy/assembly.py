@@ -60,7 +60,7 @@ from .sessions.token_estimates import TokenEstimator
 from .settings import Settings
 from .telemetry.access_log import AccessLog
 from .telemetry.merged_metrics import families
-from .telemetry.metrics import Metrics, fleet_gauges, gauge, laws_gauges, lost_receipts
+from .telemetry.metrics import Metrics, data_plane_info, fleet_gauges, gauge, laws_gauges, lost_receipts
 from .telemetry.receipts import ReceiptLog, Receipts
 from .tokenizer.count_checks import CountChecks
 from .tokenizer.folder_names import FolderNames
@@ -110,8 +110,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     member, config = member or Member(), settings.config
     state = new_state(config, member, now, settings.laws)
     settings.returns = Returns(state.sessions, state.beliefs, state.forecasts)
-    drain, keys, tls = Drain(), make_keys(config), worker_tls(config)
-    poller = make_poller(config)
+    drain, keys, tls, poller = Drain(), make_keys(config), worker_tls(config), make_poller(config, member.leads)
     upstream = make_upstream(config, state, tls, poller)
     handoff_release = HandoffRelease(state, upstream)
     receipt_log = open_log(config.receipt_log, state.metrics) if config.receipt_log else None
@@ -121,9 +120,8 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     canary = make_canary(config, state, upstream)
     tokenizer, parts = make_tokenizer(config, state), (config, settings.rules(), state, dispatcher, learner)
     router = Router(*parts, passed_over=canary.passed_over, tokenizer=tokenizer)
-    passthrough = Passthrough(config, state, upstream, bodies)
-    body_memory = BodyMemory(body_memory_limit(config), config.head_timeout_s)
-    state.metrics.watch(lambda: chain(_gauges(state), body_memory.gauges()))
+    passthrough, body_memory = Passthrough(config, state, upstream, bodies), make_body_memory(config)
+    state.metrics.watch(lambda: chain(_gauges(config, state), body_memory.gauges()))
     prober = Prober(config, state.registry, upstream, now, probing_session, tls)
     replication = Replication(member, state, canary, prober, operated := make_operated(settings, router))
     return Proxy(
@@ -156,14 +154,16 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     )
 
 
-def make_poller(config: ProxyConfig) -> plane.Poller | None:
-    """None: the event loop reads and writes all sockets itself."""
-    if config.data_plane is not DataPlane.NATIVE:
-        return None
-    if not plane.IS_BUILT:
-        log.warning("data_plane = native is not built here (that takes Linux and a C compiler): direct serves instead")
-        return None
-    return plane.Poller()
+def make_poller(config: ProxyConfig, tells: bool, is_built: bool = plane.IS_BUILT) -> plane.Poller | None:
+    """None: the event loop reads and writes all sockets itself. tells: whether it logs that another plane serves."""
+    serving = config.data_plane.serving(is_built)
+    if serving is not config.data_plane and tells:
+        log.warning(
+            "data_plane = %s is not built here, so %s serves; install PPD again on Linux with a C compiler to build it",
+            config.data_plane,
+            serving,
+        )
+    return plane.Poller() if serving is DataPlane.NATIVE else None
 
 
 def make_upstream(config: ProxyConfig, state: State, tls: Tls, poller: plane.Poller | None) -> Upstream:
@@ -228,8 +228,9 @@ def new_state(config: ProxyConfig, member: Member, now: Callable[[], float], law
     )
 
 
-def body_memory_limit(config: ProxyConfig) -> int:
-    return config.body_memory_bytes or default_limit(config.processes, usable_bytes(), config.body_limit_bytes)
+def make_body_memory(config: ProxyConfig) -> BodyMemory:
+    limit = config.body_memory_bytes or default_limit(config.processes, usable_bytes(), config.body_limit_bytes)
+    return BodyMemory(limit, config.head_timeout_s)
 
 
 def make_tokenizer(config: ProxyConfig, state: State) -> PromptTokenizer | None:
@@ -281,7 +282,8 @@ def open_log(path: str, metrics: Metrics) -> ReceiptLog:
     return log
 
 
-def _gauges(state: State) -> Iterator[Metric]:
+def _gauges(config: ProxyConfig, state: State) -> Iterator[Metric]:
+    yield data_plane_info(config.data_plane, IS_BUILT)
     yield from fleet_gauges(state.registry.views())
     yield from state.engine_caches.gauges(state.registry.views())
     yield from state.ledger.gauges(state.now())

@@ -145,10 +145,11 @@ def test_files_that_containers_are_given_exist_and_ports_are_this_machines_alone
 
 def test_the_image_has_every_package_and_does_not_run_as_root() -> None:
     build_stage, _, final = DOCKERFILE.partition("AS build")[2].partition("\nFROM ")
+    assert re.search(r"^RUN apt-get .*\bgcc\b.*\blibc6-dev\b", build_stage, re.M), "compiles what moves the bytes"
     copied = {part for line in re.findall(r"^COPY (.+)$", build_stage, re.M) for part in line.split()[:-1]}
     assert all((ROOT / path).exists() for path in copied)
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert copied >= {*settings["tool"]["setuptools"]["package-dir"].values(), settings["project"]["readme"]}
+    assert copied >= {*settings["tool"]["setuptools"]["package-dir"].values(), settings["project"]["readme"], "typings"}
     let_in = (DEPLOY / "Dockerfile.dockerignore").read_text().split()
     assert {f"!{path}" for path in copied} <= set(let_in)
     (user,) = re.findall(r"^USER (\d+):", final, re.M)

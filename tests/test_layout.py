@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.small.structure import Import, classes, imports, modules, rings, statements, tree
+from benchmarks.small.structure import Import, classes, compiled, imports, modules, rings, statements, tree
 
 ROOT = Path(__file__).parents[1]
 ORDER = ("proxy", "servers", "offline", "benchmarks")  # each may import those before it
@@ -32,7 +32,7 @@ ROOMS = {
             "settings",
         ),
         *("discovery", "policy", "connectors", "upstream", "openai", "sessions", "kv_events", "telemetry"),
-        *("decision_table", "beliefs", "laws", "fleet", "runtime", "config", "errors", "failures"),
+        *("decision_table", "beliefs", "laws", "fleet", "runtime", "config", "errors", "failures", "plane"),
     ),
     "servers": ("__main__", "cli", "agent", "fleet", "vllm", "sim"),
     "servers/sim": ("__main__", "command", "launch", "api", "engine", "templates", "core"),
@@ -78,6 +78,10 @@ LINES, FUNCTION_LINES = 400, 50
 
 def sources(*tops: str) -> Iterator[Path]:
     return (path for top in tops for path in sorted((ROOT / top).rglob("*.py")))
+
+
+def compiled_sources() -> Iterator[Path]:
+    return (path for top in ORDER for _, path in compiled(ROOT, top))
 
 
 def name_of(path: Path) -> str:
@@ -141,6 +145,24 @@ def test_every_package_folder_ships() -> None:
     assert folders | {"ppd.tables"} == set(settings["packages"])
 
 
+def test_every_compiled_module_is_built_and_typed() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    built = {entry["name"]: entry for entry in settings["ext-modules"]}
+    found = {path: [path.with_suffix(".pxd")] for path in compiled_sources() if path.suffix == ".pyx"}
+    for one in imports(ROOT, "proxy"):
+        if one.path in found:
+            found[one.path].append(ROOT / "proxy" / f"{one.target.replace('.', '/')}.pxd")
+    assert built.keys() == {"ppd." + name_of(path).removesuffix(".pyx").replace("/", ".") for path in found}
+    for path, cimported in found.items():
+        entry = built["ppd." + name_of(path).removesuffix(".pyx").replace("/", ".")]
+        assert entry["sources"][0] == name_of(path)
+        assert entry["optional"], "PPD installs without a C compiler too"
+        assert "typings" in entry["include-dirs"], "where its cimports are looked for"
+        needed = {name_of(pxd) for pxd in cimported if pxd.is_file()}
+        assert needed <= set(entry.get("depends", ())), "what is cimported has it built again"
+        assert path.with_suffix(".pyi").is_file()
+
+
 def test_every_folder_of_modules_is_a_room_with_its_sentence() -> None:
     folders = {path.parent for path in sources(*ORDER)} - {ROOT / "servers/vllm/lowcpu"}  # a plugin of its own
     silent = [
@@ -154,7 +176,8 @@ def test_every_folder_of_modules_is_a_room_with_its_sentence() -> None:
 def test_folders_stay_small_enough_to_be_read_as_a_list() -> None:
     found = {}
     for folder in {path.parent for path in sources(*ORDER, "tests")}:
-        count = sum(path.name != "__init__.py" for path in folder.glob("*.py"))
+        named = {path.stem for pattern in ("*.py", "*.p[yx][xd]") for path in folder.glob(pattern)}
+        count = len(named - {"__init__"})
         top = folder.relative_to(ROOT).parts[0]
         if count > (MODULES_BESIDE_ROOMS if folder == ROOT / "proxy" else MODULES.get(top, MODULES_ELSEWHERE)):
             found[name_of(folder)] = count
@@ -163,16 +186,28 @@ def test_folders_stay_small_enough_to_be_read_as_a_list() -> None:
 
 def test_files_and_functions_stay_one_noun_long() -> None:
     long = []
-    for path in sources(*ORDER, "tests"):
+    for path in (*sources(*ORDER, "tests"), *compiled_sources()):
         text = path.read_text()
         if (lines := len(text.splitlines())) > LINES:
             long.append(f"{name_of(path)}: {lines} lines")
+        for name, line, lines in functions(path):
+            if lines > FUNCTION_LINES:
+                long.append(f"{name_of(path)}:{line}: {name} has {lines} lines")
+    assert long == []
+
+
+def functions(path: Path) -> Iterator[tuple[str, int, int]]:
+    """Each with its first line and how many it has."""
+    if path.suffix == ".py":
         for node in statements(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = (node.end_lineno or 0) - node.lineno + 1
-                if lines > FUNCTION_LINES:
-                    long.append(f"{name_of(path)}:{node.lineno}: {node.name} has {lines} lines")
-    assert long == []
+                yield node.name, node.lineno, (node.end_lineno or 0) - node.lineno + 1
+        return
+    text = path.read_text()
+    # Cython's: its head, then all lines that are empty or further to the right.
+    head = r"^( *)(?:async )?(?:def|cp?def (?!class|enum|extern|struct|union)[^=\n]*?) *\b(\w+)\(.*\n"
+    for found in re.finditer(head + r"(?:(?:\1[ )].*)?\n)*", text, re.MULTILINE):
+        yield found[2], text.count("\n", 0, found.start()) + 1, len(found[0].rstrip().splitlines())
 
 
 @pytest.mark.parametrize("package", ORDER)

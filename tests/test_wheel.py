@@ -1,7 +1,8 @@
-"""The wheel holds everything: built, installed elsewhere, and run from there."""
+"""What is packed holds everything: the wheel, built from the packed sources, is installed elsewhere and runs there."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import venv
@@ -13,15 +14,15 @@ ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.wheel
 
 
-def run(*argv: str, cwd: Path) -> str:
-    done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, check=False)
+def run(*argv: str, cwd: Path, **env: str) -> str:
+    done = subprocess.run(argv, cwd=cwd, env=os.environ | env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def test_the_wheel_installs_elsewhere_and_runs(tmp_path: Path) -> None:
-    run(sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(ROOT), cwd=tmp_path)
-    (wheel,) = tmp_path.glob("*.whl")
+    run(sys.executable, "-m", "build", "--outdir", str(tmp_path), str(ROOT), cwd=tmp_path)
+    (wheel,), (sources,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
     venv.create(tmp_path / "elsewhere", with_pip=True)
     bin_folder = tmp_path / "elsewhere" / "bin"
     run(str(bin_folder / "pip"), "install", "--quiet", str(wheel), cwd=tmp_path)
@@ -35,8 +36,11 @@ def test_the_wheel_installs_elsewhere_and_runs(tmp_path: Path) -> None:
         "ppd/servers/vllm/lowcpu/ppd_lowcpu.py",
         "ppd/servers/cli/demo_conversation.json",
         "ppd/proxy/py.typed",
+        "ppd/proxy/plane/poller.pyi",
     ):
         assert needed in packed
+    assert not any(f".{suffix} " in packed for suffix in ("c", "h", "pyx", "pxd")), "compiled already"
+    assert is_built(str(bin_folder / "python"), tmp_path) == "True"
     assert "2P_2D" in run(str(bin_folder / "ppd"), "table", "list", cwd=tmp_path)
     for program in (("ppd", "calibrate"), ("ppd", "bench"), ("ppd-build-table",)):
         refused = subprocess.run(
@@ -48,3 +52,21 @@ def test_the_wheel_installs_elsewhere_and_runs(tmp_path: Path) -> None:
     measure = (str(bin_folder / "ppd-build-table"), "--simulate", "--grid", "quick", "--only", "*/small_tiny/q1")
     run(*measure, "--hardware", "h200-llama-3.1-8b", "--out", "sweep", cwd=tmp_path)
     assert "index.html" in run(measure[0], "report", "sweep", cwd=tmp_path)
+    without_a_compiler(bin_folder, sources, tmp_path)
+
+
+def is_built(python: str, folder: Path, **env: str) -> str:
+    said = "import ppd.proxy.assembly, ppd.proxy.plane as plane; print(plane.IS_BUILT)"
+    return run(python, "-c", said, cwd=folder, **env).strip()
+
+
+def without_a_compiler(bin_folder: Path, sources: Path, tmp_path: Path) -> None:
+    run(sys.executable, "-m", "tarfile", "-e", str(sources), "unpacked", cwd=tmp_path)
+    (unpacked,) = (tmp_path / "unpacked").iterdir()  # of an archive pip keeps what it built from one of that name
+    install = ("install", "--quiet", "--no-deps", "--target", "uncompiled", str(unpacked))
+    run(str(bin_folder / "pip"), *install, cwd=tmp_path, CC="/bin/false")
+    instead = {"PYTHONPATH": str(tmp_path / "uncompiled")}
+    assert is_built(str(bin_folder / "python"), tmp_path, **instead) == "False"
+    (tmp_path / "native.toml").write_text('port = 0\nheartbeat_port = 0\ndata_plane = "native"\n')
+    told = run(str(bin_folder / "ppd"), "doctor", "--config", "native.toml", cwd=tmp_path, **instead)
+    assert "native is not built here, so direct serves" in told

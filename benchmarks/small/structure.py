@@ -12,6 +12,7 @@ import ast
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -102,14 +103,20 @@ def modules(root: Path, package: str) -> dict[str, Path]:
     return found
 
 
+def compiled(root: Path, package: str) -> Iterator[tuple[str, Path]]:
+    """Sources of compiled modules by the module's name, which may have two: `.pyx` and `.pxd`."""
+    for path in sorted((root / package).rglob("*.p[yx][xd]")):
+        yield ".".join(path.relative_to(root / package).with_suffix("").parts), path
+
+
 def imports(root: Path, package: str) -> Iterator[Import]:
     """Imports inside one package, relative ones and those by `ppd.`; those for type checkers alone count too."""
     known = modules(root, package)
-    for name, path in known.items():
+    sources = [*known.items(), *compiled(root, package)]
+    names = {name for name, _ in sources}
+    for name, path in sources:
         folder = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-        for node in statements(path):
-            if not isinstance(node, ast.ImportFrom):
-                continue
+        for line, node in _from_imports(path):
             if node.level:
                 base = [*folder[: len(folder) - node.level + 1], *(node.module or "").split(".")]
             elif (node.module or "").startswith(f"ppd.{package}"):
@@ -119,7 +126,23 @@ def imports(root: Path, package: str) -> Iterator[Import]:
             within = ".".join(part for part in base if part)
             for alias in node.names:
                 target = f"{within}.{alias.name}".lstrip(".")
-                yield Import(name, target if target in known else within, path, node.lineno)
+                yield Import(name, target if target in names else within, path, line)
+
+
+# Cython's statement is Python's but for one letter; names in brackets may take several lines.
+_FROM_IMPORT = re.compile(r"^[ \t]*from +(\.*[\w.]*) +c?import +(\([^)]*\)|[^\n(#]+)", re.MULTILINE)
+
+
+def _from_imports(path: Path) -> Iterator[tuple[int, ast.ImportFrom]]:
+    """With their lines. A compiled module is not Python, so its statements are found by their looks."""
+    if path.suffix == ".py":
+        yield from ((node.lineno, node) for node in statements(path) if isinstance(node, ast.ImportFrom))
+        return
+    text = path.read_text()
+    for found in _FROM_IMPORT.finditer(text):
+        (node,) = ast.parse(f"from {found[1]} import {found[2].strip()}").body
+        assert isinstance(node, ast.ImportFrom)
+        yield text.count("\n", 0, found.start()) + 1, node
 
 
 def room(module: str) -> str:

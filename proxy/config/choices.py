@@ -55,6 +55,10 @@ class DataPlane(StrEnum):
     DIRECT = "direct"  # the connection itself
     ASGI = "asgi"  # the ASGI application, in Quart
 
+    def serving(self, is_built: bool) -> DataPlane:
+        """The one that serves in its place where the compiled modules may be missing."""
+        return DataPlane.DIRECT if self is DataPlane.NATIVE and not is_built else self
+
 
 class LogLevel(StrEnum):
     DEBUG = "debug"

@@ -17,7 +17,7 @@ OF_THE_WHOLE = frozenset(
     "ppd_workers ppd_inflight_legs ppd_queued_prefill_tokens ppd_sessions ppd_breakers_open "
     "ppd_prediction_error_median ppd_laws_stale".split()
 )
-LARGEST = frozenset({"ppd_handoff_oldest_seconds"})
+LARGEST = frozenset({"ppd_handoff_oldest_seconds", "ppd_data_plane_info"})
 
 
 class MetricSample(msgspec.Struct, array_like=True, gc=False):

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ..config import DataPlane
 from ..fleet.view import WorkerView
 from ..fleet.worker import Role
 from ..laws.accuracy import Judged
@@ -206,6 +207,14 @@ def laws_gauges(judged: Iterable[Judged]) -> Iterator[Metric]:
         median.add_metric(values, one.median_error)
         stale.add_metric(values, float(one.stale))
     yield from (median, stale)
+
+
+def data_plane_info(configured: DataPlane, is_built: bool) -> Metric:
+    """What `ppd doctor --proxy` reads, too."""
+    about, labels = "1; what serves turns over HTTP/1.1, was configured, and is built", ("plane", "configured", "built")
+    info = GaugeMetricFamily("ppd_data_plane_info", about, labels=labels)
+    info.add_metric((configured.serving(is_built), configured, "yes" if is_built else "no"), 1)
+    return info
 
 
 def lost_receipts(count: int) -> Metric:

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from ppd.servers.fleet.ports import free_ports
-from tests.support.proxy import ADMIN_KEY
+from tests.support.proxy import ADMIN_KEY, DEFAULTS
 
 
 @dataclass
@@ -58,6 +58,7 @@ async def serving(folder: Path, workers: Sequence[str], processes: int, *flags: 
     """Ready, with so many processes; its log is in the folder. What has not ended by then is killed."""
     (port,) = free_ports(1)
     argv = ["--port", str(port), "--processes", str(processes), "--heartbeat-port", "0", "--admin-key", ADMIN_KEY]
+    argv += ["--data-plane", str(DEFAULTS["data_plane"])]
     argv += [part for worker in workers for part in ("--workers", worker)]
     with (folder / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(

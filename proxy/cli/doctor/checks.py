@@ -111,6 +111,18 @@ def admin_api_is_on(facts: Facts) -> Iterator[Finding]:
             yield Finding(Level.FAIL, check, said, "Look at the proxy's log.")
 
 
+def data_plane_is_built(facts: Facts) -> Iterator[Finding]:
+    planes = facts.proxy.data_planes if facts.proxy else ()
+    for one in (facts.config.data_plane,) if facts.config else planes:
+        if one.serving != one.configured:
+            said = f"{one.configured} is not built {'here' if facts.config else 'there'}, so {one.serving} serves"
+            remedy = "Install PPD again on Linux with a C compiler (gcc and the headers of libc)."
+            yield Finding(Level.WARN, "data plane", said, remedy)
+        else:
+            built = "are built" if one.is_built else "are not built"
+            yield Finding(Level.OK, "data plane", f"{one.serving} serves; the compiled modules {built}")
+
+
 GIVE_ADMIN_KEY = "Give a key: --admin-key or PPD_ADMIN_KEY, as the proxy's open_paths leave this path out."
 
 
@@ -171,6 +183,7 @@ CHECKS: tuple[Check, ...] = (
     heartbeats_are_guarded,
     proxy_answers,
     admin_api_is_on,
+    data_plane_is_built,
     laws_fit,
     workers_answer,
     ways_to_serve,

@@ -11,13 +11,14 @@ import contextlib
 import math
 import socket
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
 
 from ...config import ProxyConfig, build
 from ...decision_table.score import Weights
@@ -27,9 +28,10 @@ from ...discovery.static_workers import static_workers
 from ...errors import ConfigError, PPDError
 from ...fleet.worker import Role, Worker
 from ...health.probe import EngineStatus, probe, reason_of
+from ...plane import IS_BUILT
 from ...runtime.tls import worker_tls
 from ..table_view import CellCounts
-from .values import ConfigFact, EngineCounts, Facts, LawsFact, PortFact, ProxyFact, WorkerFact
+from .values import ConfigFact, DataPlaneFact, EngineCounts, Facts, LawsFact, PortFact, ProxyFact, WorkerFact
 
 ASK_S = 5.0  # for one small answer
 
@@ -132,6 +134,7 @@ def _config_fact(config: ProxyConfig) -> ConfigFact:
         has_curve=bool(config.curve_port),
         curve_error=_curve_error(config),
         has_admin_key=bool(config.admin_key),
+        data_plane=DataPlaneFact(config.data_plane.serving(IS_BUILT), config.data_plane, IS_BUILT),
     )
 
 
@@ -177,8 +180,8 @@ async def facts_of_proxy(session: aiohttp.ClientSession, proxy: ProxyClient) -> 
     if health.status != 200:
         error = health.error or f"/health answered {health.status}"
         return Facts(proxy=ProxyFact(address=proxy.address, error=error))
-    paths = ("/ready", "/admin/workers", "/admin/weights", "/admin/laws")
-    ready, admin, weights, laws = await asyncio.gather(*map(proxy.operator, paths))
+    paths = ("/ready", "/admin/workers", "/admin/weights", "/admin/laws", "/metrics")
+    ready, admin, weights, laws, metrics = await asyncio.gather(*map(proxy.operator, paths))
     listed = _listed(admin)
     fact = ProxyFact(
         address=proxy.address,
@@ -187,6 +190,7 @@ async def facts_of_proxy(session: aiohttp.ClientSession, proxy: ProxyClient) -> 
         ways=tuple(way for way, is_there in ready.json().items() if is_there is True),
         admin_status=admin.status,
         mode=str(weights.json().get("mode", "")),
+        data_planes=tuple(data_planes(metrics)),
         laws=tuple((judged := _judged(laws)).judged),
         turns_beyond_range=judged.turns_beyond_range,
     )
@@ -223,6 +227,16 @@ def _judged(laws: Said) -> _Judged:
         if laws.status == 200:
             return msgspec.json.decode(laws.body, type=_Judged)
     return _Judged()
+
+
+def data_planes(metrics: Said) -> Iterator[DataPlaneFact]:
+    """Nothing where the answer can't be read, as of an older proxy."""
+    lines = metrics.body.decode(errors="replace").splitlines() if metrics.status == 200 else []
+    with contextlib.suppress(ValueError, KeyError):
+        told = "\n".join(line for line in lines if line.startswith("ppd_data_plane_info{"))
+        for sample in (sample for family in text_string_to_metric_families(told) for sample in family.samples):
+            labels = sample.labels
+            yield DataPlaneFact(labels["plane"], labels["configured"], labels["built"] == "yes")
 
 
 def _listed(admin: Said) -> list[WorkerFact] | None:

@@ -36,6 +36,15 @@ class PortFact:
     error: str = ""  # why it could not be bound
 
 
+@dataclass(frozen=True, slots=True)
+class DataPlaneFact:
+    """What serves turns over HTTP/1.1, what the config says, and whether the compiled modules are there."""
+
+    serving: str = "direct"
+    configured: str = "direct"
+    is_built: bool = True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFact:
     """A valid config, as far as it can be checked without a proxy. `*_error` is empty if all is well."""
@@ -51,6 +60,7 @@ class ConfigFact:
     has_curve: bool = False
     curve_error: str = ""
     has_admin_key: bool = True
+    data_plane: DataPlaneFact = DataPlaneFact()  # as this machine would serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +85,7 @@ class ProxyFact:
     ways: tuple[str, ...] = ()  # the routes that /ready says can be taken
     admin_status: int = 0
     mode: str = ""
+    data_planes: tuple[DataPlaneFact, ...] = ()  # of its processes, all the same but while they are replaced
     laws: tuple[LawsFact, ...] = ()
     turns_beyond_range: Mapping[str, int] = field(default_factory=dict)  # by profile
 

@@ -35,6 +35,7 @@ def test_a_good_config(config: Path) -> None:
         ("SKIP", "heartbeat_port"),
         ("OK", "table"),
         ("OK", "admin"),
+        ("OK", "data"),
         ("SKIP", "workers"),
     ]
     assert "s3cret" not in result.output

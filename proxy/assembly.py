@@ -283,7 +283,7 @@ def open_log(path: str, metrics: Metrics) -> ReceiptLog:
 
 
 def _gauges(config: ProxyConfig, state: State) -> Iterator[Metric]:
-    yield data_plane_info(config.data_plane, IS_BUILT)
+    yield data_plane_info(config.data_plane, plane.IS_BUILT)
     yield from fleet_gauges(state.registry.views())
     yield from state.engine_caches.gauges(state.registry.views())
     yield from state.ledger.gauges(state.now())

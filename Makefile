@@ -112,11 +112,16 @@ $(READY): pyproject.toml $(PLANE)
 FIRST_DEMO := The demo's first run: installing PPD and OpenAI's client into $(VENV) (34 MB to download; make test needs more)
 FIRST_TEST := Installing PPD with all that its tests need into $(VENV) (280 MB to download)
 
+# A compiled module that fails to build is left out: neither in silence, nor for an older one of the same name.
 define install
+@rm -f proxy/plane/*.so
 @test -x $(BIN)/python || python3 -m venv $(VENV)
 @echo "  pip install --editable $(1)"
 @$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable $(1)
+@$(BIN)/python -c 'from ppd.proxy.plane import IS_BUILT; print(end="" if IS_BUILT else "$(UNBUILT)\n")'
 endef
+
+UNBUILT := The compiled modules are not built (pip install --verbose --no-deps --editable . says why): direct serves.
 
 clean:
 	rm -rf $(VENV) build dist proxy/plane/*.so *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

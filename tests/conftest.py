@@ -19,7 +19,7 @@ settings.load_profile("project")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--data-plane", choices=[*DataPlane], default=DataPlane.DIRECT, help="what proxies of tests run on"
+        "--data-plane", choices=[*DataPlane], default=DataPlane.NATIVE, help="what proxies of tests run on"
     )
 
 

@@ -48,9 +48,10 @@ class ProxyConfig:
     tls_key_file: Text = key("", "private key of that certificate")
     tls_client_ca_file: Text = key("", "if set, clients must show a certificate of this authority")
     data_plane: DataPlane = key(
-        DataPlane.DIRECT,
-        "what serves turns over HTTP/1.1: `direct`, the connection itself, `native`, the same on compiled sockets, or "
-        "`asgi`, the ASGI application (docs/data-path.md)",
+        DataPlane.NATIVE,
+        "what serves turns over HTTP/1.1: `native`, the connection itself, on compiled sockets; `direct`, the same on the "
+        "event loop's, and in place of `native` where that is not built; or `asgi`, the ASGI application "
+        "(docs/data-path.md)",
     )
     shutdown_timeout_s: NotNegative = key(30.0, "time for answers to finish after SIGTERM")
     drain_delay_s: NotNegative = key(

@@ -36,7 +36,7 @@ class Way:
         return dict(zip(payloads, heard, strict=True))
 
 
-@pytest.fixture(scope="module", params=["direct", "asgi", "direct tls", "asgi tls"])
+@pytest.fixture(scope="module", params=["native", "direct", "asgi", "native tls", "asgi tls"])
 def way(
     request: pytest.FixtureRequest, start_target: Callable[..., Target], tmp_path_factory: pytest.TempPathFactory
 ) -> Way:

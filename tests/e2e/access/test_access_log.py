@@ -92,7 +92,7 @@ def chat(**members: Any) -> dict[str, Any]:
     return {"model": "sim", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 5, **members}
 
 
-@pytest.mark.parametrize("plane", ["direct", "asgi"])
+@pytest.mark.parametrize("plane", ["native", "asgi"])
 async def test_every_request_is_a_line(tmp_path: Path, plane: str, engine: SimEngine) -> None:
     async with serving(tmp_path, plane, engine.address) as served:
         whole = await answered(served, CHAT, chat())
@@ -124,11 +124,11 @@ async def test_every_request_is_a_line(tmp_path: Path, plane: str, engine: SimEn
             assert (line["status"], line.get("client")) == expected, line
             assert line["path"] == path.partition("?")[0]
         assert b" 400 " in await served.raw(b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n")
-        if plane == "direct":  # Hypercorn's parser answers by itself
+        if plane == "native":  # Hypercorn's parser answers by itself
             assert (await served.line())["status"] == 400
 
 
-@pytest.mark.parametrize("plane", ["direct", "asgi"])
+@pytest.mark.parametrize("plane", ["native", "asgi"])
 async def test_a_client_that_leaves_is_a_line(tmp_path: Path, plane: str, engine: SimEngine) -> None:
     async with serving(tmp_path, plane, engine.address) as served:
         async with served.ask(CHAT, chat(stream=True, max_tokens=5000)) as response:

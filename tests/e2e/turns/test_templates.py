@@ -14,7 +14,7 @@ TOOLS = [{"type": "function", "function": {"name": "find", "description": "Looks
 TOKENS = {"prompt": 1600, "tools": 1100}
 
 
-@pytest.mark.parametrize("data_plane", ["direct", "asgi"])
+@pytest.mark.parametrize("data_plane", ["native", "asgi"])
 async def test_a_worker_that_finds_the_tools_cached_under_another_system_renders_them_first(
     start_fleet: Any, data_plane: str
 ) -> None:

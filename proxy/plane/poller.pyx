@@ -38,8 +38,7 @@ cdef class Poller:
     """All sockets of one event loop. It belongs to the loop that runs when the first socket is adopted."""
 
     def __cinit__(self):
-        self._epoll = -1
-        self._transports = []
+        self._epoll, self._transports = -1, []
         self._buffer = <char *>malloc(READ_BYTES)
         if self._buffer == NULL:
             raise MemoryError
@@ -56,7 +55,7 @@ cdef class Poller:
         raises, RuntimeError in another event loop than that of the sockets before.
         """
         cdef SocketTransport transport
-        cdef int fd = socket.fileno()
+        cdef int error, fd = socket.fileno()
         if self._epoll < 0:
             self._open()
         elif self._loop is not asyncio.get_running_loop():
@@ -69,8 +68,8 @@ cdef class Poller:
         if self._transports[fd] is not None:
             raise _os_error(EEXIST)
         transport = SocketTransport.__new__(SocketTransport)
-        transport._poller, transport._socket, transport._protocol, transport._fd = self, socket, protocol, fd
-        transport._reads = True
+        transport._poller, transport._socket, transport._protocol = self, socket, protocol
+        transport._fd, transport._reads = fd, True
         error = transport._ask(EPOLLIN)
         if error:
             raise _os_error(error)
@@ -274,8 +273,8 @@ cdef class SocketTransport:
             self._skipped = 0
         if self._is_full and self._unsent_bytes <= ROOM_BYTES:
             self._is_full = False
-            self._tell("resume_writing")  # it may write more, or end the connection
-        if not self._unsent_bytes and self._fd >= 0:
+            self._tell("resume_writing")  # which may write more, or end the connection
+        if not self._unsent_bytes:
             self._unsent = None
             if self._is_closing:
                 return self._lose(None)
@@ -401,9 +400,9 @@ cdef Py_ssize_t _send(int fd, const Py_buffer *views, int count) noexcept:
         memset(&message, 0, sizeof(message))
         message.msg_iov, message.msg_iovlen = vector, count
         sent = sendmsg(fd, &message, MSG_NOSIGNAL)
-    if sent < 0:
-        return 0 if errno == EAGAIN or errno == EINTR else -errno
-    return sent
+    if sent < 0 and errno != EAGAIN and errno != EINTR:
+        return -errno
+    return max(sent, 0)
 
 
 cdef object _os_error(int number):

@@ -16,7 +16,8 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.proxy.plane.transports import IS_BUILT, needs_poller, reset, rounds, take, tcp_pair, until
+from ppd.proxy.plane import IS_BUILT
+from tests.proxy.plane.transports import needs_poller, reset, rounds, take, tcp_pair, until
 
 if IS_BUILT:
     from ppd.proxy.plane.poller import Poller
@@ -166,9 +167,8 @@ class Connection:
     def check_order(self) -> None:
         assert self.told[0] == "connection_made" and self.told.count("connection_made") == 1
         assert self.told[-1] == "connection_lost" and self.told.count("connection_lost") == 1
-        assert (
-            "data_received" not in self.told[self.told.index("eof_received") :] if "eof_received" in self.told else True
-        )
+        _, eof, behind = "".join(f"<{name}>" for name in self.told).partition("<eof_received>")
+        assert not eof or ("data_received" not in behind and "eof_received" not in behind)
         waits = [name for name in self.told if name.endswith("_writing")]
         assert waits[:1] in ([], ["pause_writing"])
         assert all(one != other for one, other in pairwise(waits))
@@ -218,15 +218,15 @@ async def run(program: list[tuple[int, tuple[Any, ...]]]) -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
     poller = Poller()
     slots = [connect() for _ in range(SLOTS)]
-    for slot, (name, *given) in program:
+    for slot, (name, *values) in program:
         connection = slots[slot]
         if name == "rounds":
-            await rounds(*given)
+            await rounds(*values)
         elif name == "next":
-            when, operation = given
+            when, operation = values
             connection.next[when] = operation
         else:
-            connection.do((name, *given))
+            connection.do((name, *values))
             if name in ("abort", "reset", "leave"):  # the next one may get its number
                 slots[slot] = connect()
                 await connection.finish()

@@ -234,9 +234,11 @@ async def test_a_reset_ends_what_is_unsent(over: Ends, reads: bool) -> None:
     if not reads:
         transport.pause_reading()
     transport.write(BIG)
+    peer.send(b"last")
     reset(peer)
     await until(lambda: protocol.lost)
     assert len(protocol.lost) == 1 and isinstance(protocol.lost[0], ConnectionError)
+    assert bytes(protocol.data) == (b"last" if reads else b"")
     transport.write(b"x")
     transport.writelines([b"x"])
     await rounds()

@@ -49,8 +49,8 @@ class ProxyConfig:
     tls_client_ca_file: Text = key("", "if set, clients must show a certificate of this authority")
     data_plane: DataPlane = key(
         DataPlane.NATIVE,
-        "what serves turns over HTTP/1.1: `native`, the connection itself, on compiled sockets; `direct`, the same on the "
-        "event loop's, and in place of `native` where that is not built; or `asgi`, the ASGI application "
+        "what serves turns over HTTP/1.1: `native`, the connection itself, on compiled sockets; `direct`, the same on "
+        "the event loop's, and in place of `native` where that is not built; or `asgi`, the ASGI application "
         "(docs/data-path.md)",
     )
     shutdown_timeout_s: NotNegative = key(30.0, "time for answers to finish after SIGTERM")

@@ -202,15 +202,9 @@ cdef class SocketTransport:
     cdef int send_piece(self, const char *data, Py_ssize_t size) except -1:
         """As `write`, of bytes that the caller needs again."""
         cdef Py_ssize_t sent = 0
-        if self._is_closing or self._ends:
-            return 0
-        if not self._unsent_bytes:
-            sent = send(self._fd, data, size, MSG_NOSIGNAL)
-            if sent == size:
-                return 0
-            if sent < 0:
-                sent = 0  # an error shows again when the rest is written
-        return self._write((data[sent:size],))
+        if not self._unsent_bytes and not self._ends:
+            sent = max(0, send(self._fd, data, size, MSG_NOSIGNAL))  # an error shows again when the rest is written
+        return 0 if sent == size else self._write((data[sent:size],))
 
     cdef int _write(self, tuple parts) except -1:
         """parts: at most `PARTS`."""
@@ -322,12 +316,8 @@ cdef class SocketTransport:
     cdef int _watch(self) except -1:
         """Has epoll look for what is wanted. A socket that it can't watch is lost: nothing would be heard of it."""
         cdef unsigned int wanted = (EPOLLIN if self._reads else 0) | (EPOLLOUT if self._unsent_bytes else 0)
-        cdef int error
-        if wanted != self._watched and self._fd >= 0:
-            error = self._ask(wanted)
-            if error:
-                return self._fail(error)
-        return 0
+        cdef int error = self._ask(wanted) if wanted != self._watched and self._fd >= 0 else 0
+        return self._fail(error) if error else 0
 
     cdef int _ask(self, unsigned int wanted) noexcept:
         """The error's number, or 0. A socket of which nothing is wanted is not in the epoll, as that always tells of

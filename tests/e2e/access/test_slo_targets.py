@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ppd.proxy.config import Mode
+from ppd.proxy.config import DataPlane, Mode
 from ppd.proxy.laws.targets import given_targets
 from ppd.proxy.telemetry.receipts import Receipt
 from tests.support.credentials import bearer, client, write_keys
@@ -24,8 +24,8 @@ async def slo_of(fleet: Any, headers: dict[str, str], **members: Any) -> tuple[f
     return slo["ttft_s"], slo["tpot_s"]
 
 
-@pytest.mark.parametrize("plane", ["native", "asgi"])
-async def test_header_key_class_config(start_fleet: Any, tmp_path: Any, plane: str) -> None:
+@pytest.mark.parametrize("plane", [DataPlane.NATIVE, DataPlane.ASGI])
+async def test_header_key_class_config(start_fleet: Any, tmp_path: Any, plane: DataPlane) -> None:
     keys = write_keys(
         tmp_path / "keys.toml", client("usual"), client("batch", priority=20, slo=given_targets("ttft=9"))
     )
@@ -50,9 +50,9 @@ async def test_a_list_of_prompts_has_the_targets_of_its_request(start_fleet: Any
         assert {receipt["slo"]["tpot_s"] for receipt in said["newest"]} == {0.5}
 
 
-@pytest.mark.parametrize("plane", ["native", "asgi"])
+@pytest.mark.parametrize("plane", [DataPlane.NATIVE, DataPlane.ASGI])
 async def test_the_receipt_has_the_ways_that_were_judged_and_how_far_off_they_were(
-    start_fleet: Any, tmp_path: Path, plane: str
+    start_fleet: Any, tmp_path: Path, plane: DataPlane
 ) -> None:
     log = tmp_path / "receipts.jsonl"
     told = {"mode": Mode.SLO, "profile": "h100-llama-3.1-8b", "receipt_log": str(log), "data_plane": plane}

@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from ppd.proxy.config import DataPlane
 from tests.support.scripted_workers import odd_worker
 
 TOOLS = [{"type": "function", "function": {"name": "find", "description": "Looks for something. " * 200}}]
 TOKENS = {"prompt": 1600, "tools": 1100}
 
 
-@pytest.mark.parametrize("data_plane", ["native", "asgi"])
+@pytest.mark.parametrize("data_plane", [DataPlane.NATIVE, DataPlane.ASGI])
 async def test_a_worker_that_finds_the_tools_cached_under_another_system_renders_them_first(
-    start_fleet: Any, data_plane: str
+    start_fleet: Any, data_plane: DataPlane
 ) -> None:
     asked = list[dict[str, Any]]()
 

@@ -144,6 +144,7 @@ class Played:
     body: bytes  # what the client got of the answer, out of its chunks
     said: str
     events: int
+    finish_reason: str | None
     is_ended: bool
     long_ways: int  # pieces that the lane did not take
     frees: int
@@ -238,6 +239,7 @@ async def played(pieces: Iterable[bytes], *, lane: bool) -> Played:
         dechunked(rig.got),
         rig.stream.sink.said,
         summary.events,
+        summary.finish_reason,
         is_ended,
         rig.stream.long_ways,
         rig.owner.frees,
@@ -248,6 +250,6 @@ async def same(*pieces: bytes) -> Played:
     """What the lane makes of these reads, which is what is made without it."""
     with_lane, without = await played(pieces, lane=True), await played(pieces, lane=False)
     assert with_lane.body == without.body
-    for name in ("said", "events", "is_ended", "frees"):
+    for name in ("said", "events", "finish_reason", "is_ended", "frees"):
         assert getattr(with_lane, name) == getattr(without, name), name
     return with_lane

@@ -163,6 +163,7 @@ def dechunked(data: bytes) -> bytes:
     while data:
         line, _, data = data.partition(b"\r\n")
         size = int(line, 16)
+        assert data[size : size + 2] == b"\r\n"
         body, data = body + data[:size], data[size + 2 :]
         if not size:
             assert not data

@@ -175,7 +175,12 @@ class Connections:
         self._by_address[key] += 1
         connection = ClientConnection(self._http1, self, key)
         if self._poller is not None:
-            self._poller.adopt(accepted, connection)
+            try:
+                self._poller.adopt(accepted, connection)
+            except OSError as exc:
+                log.debug("a connection could not be set up: %s", exc)
+                accepted.close()
+                self._gone(key)
             return
         task = self._start(self._connect(lambda: connection, accepted))
         arriving = self._arriving[connection] = _Arriving(key, task, is_tls=self._tls is not None)

@@ -66,8 +66,7 @@ def prompt_bytes(prompt: object) -> tuple[str, bytes]:
 
 
 def weight(body: bytes) -> int:
-    """At least as many as the body has units, other values and escapes: without compiled code, commas in its texts count
-    too.
+    """At least as many as the body has units, other values and escapes; without compiled code, its texts' commas count.
 
     One pass over the bytes, which is most of what reading an honest body costs here.
     """

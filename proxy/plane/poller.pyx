@@ -16,7 +16,7 @@ from collections import deque
 from contextlib import suppress
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.errno cimport EAGAIN, EEXIST, EINTR, errno
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
@@ -238,26 +238,27 @@ cdef class SocketTransport:
         return 0
 
     cdef int _keep(self, part, const Py_buffer *view, Py_ssize_t sent) except -1:
-        """Keeps what is behind the first `sent` bytes: bytes as they are, of any other buffer a copy."""
+        """Keeps what is behind the first `sent` bytes: what can't be changed as it is, of any other buffer a copy."""
         if sent >= view.len:
             return 0
-        if not PyBytes_CheckExact(part):
-            part, sent = PyBytes_FromStringAndSize(<char *>view.buf + sent, view.len - sent), 0
         if not self._unsent:
-            self._unsent, self._skipped = deque(), sent
-        self._unsent.append(part)
-        self._unsent_bytes += PyBytes_GET_SIZE(part) - sent
+            self._unsent, self._skipped = deque(), sent if view.readonly else 0
+        self._unsent.append(part if view.readonly else PyBytes_FromStringAndSize(<char *>view.buf + sent, view.len - sent))
+        self._unsent_bytes += view.len - sent
         return 0
 
     cdef int _flush(self) except -1:
-        cdef Py_ssize_t sent, size
+        cdef Py_ssize_t sent, size, error
+        cdef Py_buffer view
         while self._unsent_bytes:
-            part = self._unsent[0]
-            size = PyBytes_GET_SIZE(part) - self._skipped
-            sent = send(self._fd, PyBytes_AS_STRING(part) + self._skipped, size, MSG_NOSIGNAL)
+            PyObject_GetBuffer(self._unsent[0], &view, PyBUF_SIMPLE)
+            size = view.len - self._skipped
+            sent = send(self._fd, <char *>view.buf + self._skipped, size, MSG_NOSIGNAL)
+            error = errno
+            PyBuffer_Release(&view)
             if sent < 0:
-                if errno != EAGAIN and errno != EINTR:
-                    return self._fail(errno)
+                if error != EAGAIN and error != EINTR:
+                    return self._fail(<int>error)
                 break
             self._unsent_bytes -= sent
             if sent < size:

@@ -6,16 +6,19 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
 import uvloop
 
+from ppd.proxy import plane
 from ppd.proxy.bodies.body_memory import BodyMemory
-from ppd.proxy.config import ProxyConfig
+from ppd.proxy.config import DataPlane, ProxyConfig
 from ppd.proxy.downstream.asgi_edge import Edge
 from ppd.proxy.downstream.http1_connection import ClientConnection
 from ppd.proxy.downstream.http1_server import Http1Server
@@ -128,19 +131,27 @@ class Site:
                 await asyncio.sleep(0.002)
 
 
-def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Transports differ: in when they pause a protocol, and in what they allow once they are closing."""
+_is_polled: ContextVar[bool] = ContextVar("_is_polled", default=False)
 
-    def run(make_loop: Callable[[], asyncio.AbstractEventLoop], **given: Any) -> None:
-        with asyncio.Runner(loop_factory=make_loop) as runner:
-            runner.run(test(**given))
+
+def on_both_planes(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """On the transports of `native`, and on those of `direct`, which are uvloop's.
+
+    They differ in when they pause a protocol, and in what they allow once they are closing.
+    """
+
+    def run(data_plane: DataPlane, **given: Any) -> None:
+        is_native = data_plane is DataPlane.NATIVE
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop if is_native else uvloop.new_event_loop) as runner:
+            context = copy_context()
+            context.run(_is_polled.set, is_native)
+            runner.run(test(**given), context=context)
 
     own = inspect.signature(test).parameters.values()
-    loop = inspect.Parameter("make_loop", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    run.__signature__ = inspect.Signature([loop, *own])  # type: ignore[attr-defined]
+    first = inspect.Parameter("data_plane", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    run.__signature__ = inspect.Signature([first, *own])  # type: ignore[attr-defined]
     run.__doc__ = test.__doc__
-    both = [asyncio.SelectorEventLoop, uvloop.new_event_loop]
-    marked: Callable[..., None] = pytest.mark.parametrize("make_loop", both, ids=["asyncio", "uvloop"])(run)
+    marked: Callable[..., None] = pytest.mark.parametrize("data_plane", [DataPlane.NATIVE, DataPlane.DIRECT])(run)
     return marked
 
 
@@ -158,19 +169,33 @@ async def site(*, patience: Patience | None = None, waits: bool = False, **setti
     handler = _Keeps(made.failures)
     logging.getLogger("ppd.proxy.downstream").addHandler(handler)
     http1 = Http1Server(edge, cast(TurnService, made), config)
-    server = await loop.create_server(lambda: ClientConnection(http1, made, "a"), "127.0.0.1", 0)
+    listening = socket.create_server(("127.0.0.1", 0))
+    listening.setblocking(False)
+    made.port = listening.getsockname()[1]
+    accepting = asyncio.create_task(_accept(listening, lambda: ClientConnection(http1, made, "a")))
     watching = asyncio.create_task(_watch(made))
     try:
-        made.port = server.sockets[0].getsockname()[1]
         yield made
         assert made.failures == []
     finally:
         watching.cancel()
         logging.getLogger("ppd.proxy.downstream").removeHandler(handler)
-        server.close()
+        accepting.cancel()
+        await asyncio.wait((accepting,))
+        listening.close()
         for limits in tuple(made.open):
             limits.abort()
         await asyncio.sleep(0.01)
+
+
+async def _accept(listening: socket.socket, make: Callable[[], ClientConnection]) -> None:
+    loop, poller = asyncio.get_running_loop(), plane.Poller() if _is_polled.get() else None
+    while True:
+        accepted, _ = await loop.sock_accept(listening)
+        if poller is not None:
+            poller.adopt(accepted, make())
+        else:
+            await loop.connect_accepted_socket(make, accepted)
 
 
 class _Keeps(logging.Handler):

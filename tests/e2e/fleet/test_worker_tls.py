@@ -22,7 +22,7 @@ from ppd.proxy.fleet.worker import Role
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.engine.engine import SimEngine
 from ppd.servers.sim.launch import running_engine
-from tests.support.client_connections import on_both_loops
+from tests.support.client_connections import on_both_planes
 from tests.support.credentials import Authority, Certificate
 from tests.support.proxy import ProxyClient, running_proxy
 
@@ -183,7 +183,7 @@ def wrong(authority: Authority, others: Authority) -> dict[str, Certificate]:
 
 
 @pytest.mark.parametrize("spare", [0, 2])
-@on_both_loops
+@on_both_planes
 async def test_turns_go_over_tls_and_the_second_over_the_connection_of_the_first(
     authority: Authority, right: Certificate, spare: int
 ) -> None:
@@ -217,7 +217,7 @@ async def streamed(client: ProxyClient, messages: list[dict[str, str]]) -> str:
 
 
 @pytest.mark.parametrize("shown", ["another authority's", "another host's"])
-@on_both_loops
+@on_both_planes
 async def test_a_worker_of_another_certificate_is_never_up_and_gets_no_turn(
     authority: Authority, right: Certificate, wrong: dict[str, Certificate], shown: str
 ) -> None:
@@ -243,7 +243,7 @@ async def test_alone_it_leaves_the_proxy_without_a_worker(authority: Authority, 
 
 
 @pytest.mark.parametrize("shown", ["another authority's", "another host's"])
-@on_both_loops
+@on_both_planes
 async def test_a_worker_that_was_up_gets_no_turn_over_another_certificate(
     authority: Authority, right: Certificate, wrong: dict[str, Certificate], shown: str
 ) -> None:
@@ -261,7 +261,7 @@ async def test_a_worker_that_was_up_gets_no_turn_over_another_certificate(
         assert failed["phase"] == Phase.CONNECT
 
 
-@on_both_loops
+@on_both_planes
 async def test_without_an_authority_of_its_own_the_systems_count(right: Certificate) -> None:
     async with tls_worker(showing(right)) as front, proxied(front) as client:
         await is_refused(client, front)
@@ -270,7 +270,7 @@ async def test_without_an_authority_of_its_own_the_systems_count(right: Certific
 # -- the proxy's certificate
 
 
-@on_both_loops
+@on_both_planes
 async def test_a_worker_that_asks_for_the_proxys_certificate_gets_it(
     authority: Authority, others: Authority, right: Certificate
 ) -> None:
@@ -302,7 +302,7 @@ async def test_a_renewed_certificate_of_the_proxy_is_shown_to_workers(
 
 
 @pytest.mark.parametrize("shown", ["none", "another authority's"])
-@on_both_loops
+@on_both_planes
 async def test_a_worker_that_does_not_get_the_certificate_it_asks_for_is_not_used(
     authority: Authority, right: Certificate, tmp_path: Path, shown: str
 ) -> None:

@@ -18,7 +18,7 @@ from tests.support.client_connections import (
     Pieces,
     connected,
     heard,
-    on_both_loops,
+    on_both_planes,
     site,
     statuses,
     turn,
@@ -29,7 +29,7 @@ from tests.support.client_connections import (
 
 
 @pytest.mark.parametrize("before", [b"", turn(b"{0}")], ids=["alone", "behind another request"])
-@on_both_loops
+@on_both_planes
 async def test_a_body_must_come_in_time(before: bytes) -> None:
     async with site(idle_timeout_s=0.05) as at:
         async with connected(at) as (reader, writer):
@@ -39,7 +39,7 @@ async def test_a_body_must_come_in_time(before: bytes) -> None:
             assert (await reader.readline()).startswith(b"HTTP/1.1 408")
 
 
-@on_both_loops
+@on_both_planes
 async def test_a_body_behind_an_answer_that_was_taken_slowly_must_come_in_time_too() -> None:
     async with site(idle_timeout_s=0.2, waits=True) as at:
         at.replies[b"{0}"] = b"x" * 20_000_000
@@ -53,7 +53,7 @@ async def test_a_body_behind_an_answer_that_was_taken_slowly_must_come_in_time_t
             assert b"HTTP/1.1 408" in await reader.read(-1)
 
 
-@on_both_loops
+@on_both_planes
 async def test_a_body_that_we_do_not_read_is_not_late() -> None:
     async with site(idle_timeout_s=0.05, waits=True) as at:
         async with connected(at) as (reader, writer):
@@ -67,7 +67,7 @@ async def test_a_body_that_we_do_not_read_is_not_late() -> None:
             assert at.asked == [b"{0}", b"{1}"]
 
 
-@on_both_loops
+@on_both_planes
 async def test_a_client_that_leaves_is_noticed_also_while_it_is_not_read() -> None:
     async with site(waits=True) as at:
         async with connected(at) as (_, writer):
@@ -79,7 +79,7 @@ async def test_a_client_that_leaves_is_noticed_also_while_it_is_not_read() -> No
         assert at.asked == [b"{0}"]
 
 
-@on_both_loops
+@on_both_planes
 async def test_a_client_that_takes_nothing_is_dropped() -> None:
     async with site(idle_timeout_s=0.05) as at:
         stream = at.replies[b"{}"] = Pieces(*[EVENT * 10_000] * 200)
@@ -95,7 +95,7 @@ async def test_a_client_that_takes_nothing_is_dropped() -> None:
 
 @pytest.mark.parametrize("moment", ["head", "body", "asking", "streaming", "streaming ahead"])
 @pytest.mark.parametrize("half", [False, True])
-@on_both_loops
+@on_both_planes
 async def test_a_client_that_leaves_leaves_nothing_behind(moment: str, half: bool) -> None:
     async with site(waits=moment == "asking") as at:
         stream = at.replies[b"{}"] = Pieces(EVENT)
@@ -126,7 +126,7 @@ async def test_a_client_that_leaves_leaves_nothing_behind(moment: str, half: boo
         ("within an event", b""),
     ],
 )
-@on_both_loops
+@on_both_planes
 async def test_a_drain_cuts_what_is_under_way(moment: str, ends: bytes) -> None:
     async with site(waits=moment == "asking") as at:
         stream = at.replies[b"{}"] = Pieces(EVENT if moment == "streaming" else b"data: {")
@@ -148,7 +148,7 @@ async def test_a_drain_cuts_what_is_under_way(moment: str, ends: bytes) -> None:
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-@on_both_loops
+@on_both_planes
 async def test_an_answer_that_is_withheld_holds_nothing_up(leaves: bool) -> None:
     """Neither a client that does not wait for it, nor the drain."""
     bad = turn(b"{", b"Authorization: bad\r\n")
@@ -185,7 +185,7 @@ OLD = TURN.replace(b"1.1", b"1.0")
         (turn(b"[]", b"Authorization: bad\r\n"), False, False),
     ],
 )
-@on_both_loops
+@on_both_planes
 async def test_a_connection_is_kept_where_the_client_can_tell_an_answers_end(
     request_: bytes, is_stream: bool, is_kept: bool
 ) -> None:
@@ -211,7 +211,7 @@ async def test_a_connection_is_kept_where_the_client_can_tell_an_answers_end(
         (b"fff\r\n" + b"x" * 4095 + b"\r\n", 413),
     ],
 )
-@on_both_loops
+@on_both_planes
 async def test_a_body_that_breaks_is_refused_and_ends_the_connection(behind: bytes, status: int) -> None:
     async with site(head_limit_bytes=2000, body_limit_bytes=2000) as at:
         got, is_closed = await heard(at, TURN + CHUNKED + b"1\r\n{\r\n", behind)
@@ -230,7 +230,7 @@ def traced() -> Iterator[Callable[[], int]]:
     tracemalloc.stop()
 
 
-@on_both_loops
+@on_both_planes
 async def test_a_body_in_tiny_chunks_takes_no_more_memory_than_its_size(traced: Callable[[], int]) -> None:
     size = 100_000
     wire = TURN + CHUNKED + b"2\r\nxx\r\n" * (size // 2)
@@ -242,7 +242,7 @@ async def test_a_body_in_tiny_chunks_takes_no_more_memory_than_its_size(traced: 
         assert traced() - held - len(wire) < 4 * size
 
 
-@on_both_loops
+@on_both_planes
 async def test_requests_sent_ahead_take_little_memory(traced: Callable[[], int]) -> None:
     async with site(waits=True) as at, connected(at) as (_, writer):
         writer.write(turn(b"{}"))

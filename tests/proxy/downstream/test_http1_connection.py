@@ -15,7 +15,7 @@ from tests.support.client_connections import (
     TURN,
     connected,
     heard,
-    on_both_loops,
+    on_both_planes,
     site,
     statuses,
     turn,
@@ -27,7 +27,7 @@ from tests.support.raw_http import read_answers
 
 
 @pytest.mark.parametrize("cut", [0, 1, 40, 115, -30, -1])
-@on_both_loops
+@on_both_planes
 async def test_requests_in_any_pieces_are_answered_in_their_order(cut: int) -> None:
     chunked = TURN + CHUNKED + b"2\r\n{1\r\n1;x=y\r\n}\r\n0\r\nTrailer: t\r\n\r\n"
     wire = turn(b"{0}") + chunked + GET + turn(b"{3}")
@@ -37,7 +37,7 @@ async def test_requests_in_any_pieces_are_answered_in_their_order(cut: int) -> N
         assert not is_closed
 
 
-@on_both_loops
+@on_both_planes
 async def test_pieces_of_one_byte() -> None:
     async with site() as at:
         async with connected(at) as (reader, writer):
@@ -52,7 +52,7 @@ async def test_pieces_of_one_byte() -> None:
 @pytest.mark.parametrize("before", [b"", b"\r\n", GET])
 @pytest.mark.parametrize("cut", [0, 30, 75, -60])
 @pytest.mark.parametrize("is_chunked", [False, True])
-@on_both_loops
+@on_both_planes
 async def test_an_offer_of_http2_with_a_body_is_one_request(before: bytes, cut: int, is_chunked: bool) -> None:
     """Java's own client offers HTTP/2 with its first request, whatever that is; and a body is never a request."""
     hidden = b"GET /hidden HTTP/1.1\r\nHost: p\r\n\r\n"
@@ -66,7 +66,7 @@ async def test_an_offer_of_http2_with_a_body_is_one_request(before: bytes, cut: 
         assert [a.body for a in read_answers(got)] == [b"/a"] * (before == GET) + [b"[%b]" % hidden]
 
 
-@on_both_loops
+@on_both_planes
 async def test_a_tunnel_is_refused_and_what_follows_is_no_request() -> None:
     async with site() as at:
         got, is_closed = await heard(at, b"CONNECT /a HTTP/1.1\r\nHost: p\r\nContent-Length: 29\r\n\r\n" + GET)
@@ -82,14 +82,14 @@ async def test_a_tunnel_is_refused_and_what_follows_is_no_request() -> None:
         b"0.9",
     ],
 )
-@on_both_loops
+@on_both_planes
 async def test_other_versions_are_refused(version: bytes) -> None:
     async with site() as at:
         got, is_closed = await heard(at, GET.replace(b"1.1", version))
         assert got.startswith((b"HTTP/1.1 400", b"HTTP/1.1 505")) and is_closed
 
 
-@on_both_loops
+@on_both_planes
 async def test_values_are_without_the_space_around_them() -> None:
     async with site() as at:
         async with connected(at) as (reader, writer):
@@ -98,7 +98,7 @@ async def test_values_are_without_the_space_around_them() -> None:
 
 
 @pytest.mark.parametrize("cut", [3, 11])
-@on_both_loops
+@on_both_planes
 async def test_http2_is_noticed_in_pieces_too(cut: int) -> None:
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     async with site() as at:
@@ -109,7 +109,7 @@ async def test_http2_is_noticed_in_pieces_too(cut: int) -> None:
 # -- after the last answer
 
 
-@on_both_loops
+@on_both_planes
 async def test_who_is_refused_is_asked_for_nothing_more() -> None:
     """What is behind a refused request on the connection is not begun, even if it came in the same read."""
     async with site() as at:
@@ -120,21 +120,21 @@ async def test_who_is_refused_is_asked_for_nothing_more() -> None:
 @pytest.mark.parametrize(
     "behind", [b"X", GET.replace(b"Host: p", b"Host: p\r\nHost: q"), turn(b"", b"Authorization: bad\r\n"), GET]
 )
-@on_both_loops
+@on_both_planes
 async def test_nothing_is_written_behind_the_last_answer(behind: bytes) -> None:
     async with site() as at:
         got, is_closed = await heard(at, turn(b"{0}", b"Authorization: bad\r\n") + behind)
         assert (statuses(got), is_closed) == ([401], True)
 
 
-@on_both_loops
+@on_both_planes
 async def test_what_came_before_garbage_is_answered_and_garbage_is_refused() -> None:
     async with site() as at:
         got, is_closed = await heard(at, GET + turn(b"{1}") + b"\0\0")
         assert (statuses(got), is_closed) == ([200, 200, 400], True)
 
 
-@on_both_loops
+@on_both_planes
 async def test_a_client_that_still_sends_a_refused_body_gets_the_answer() -> None:
     async with site(body_limit_bytes=1000) as at:
         async with connected(at) as (reader, writer):
@@ -147,7 +147,7 @@ async def test_a_client_that_still_sends_a_refused_body_gets_the_answer() -> Non
 
 
 @pytest.mark.parametrize("is_slow", [False, True])
-@on_both_loops
+@on_both_planes
 async def test_a_slow_client_gets_all_of_its_last_answer(is_slow: bool) -> None:
     """What it has `idle_timeout_s` to take on a connection that is kept, it must not have `CLOSE_S` for on another."""
     large = b"x" * 12_000_000
@@ -164,7 +164,7 @@ async def test_a_slow_client_gets_all_of_its_last_answer(is_slow: bool) -> None:
             assert len(read_answers(await reader.read())[0].body) == len(large)
 
 
-@on_both_loops
+@on_both_planes
 async def test_a_slow_client_gets_all_of_an_answer_on_a_kept_connection() -> None:
     large = b"x" * 12_000_000
     async with site() as at:
@@ -178,7 +178,7 @@ async def test_a_slow_client_gets_all_of_an_answer_on_a_kept_connection() -> Non
             assert len(read_answers(await reader.read())[0].body) == len(large)
 
 
-@on_both_loops
+@on_both_planes
 async def test_an_empty_line_behind_a_body_is_no_request() -> None:
     """Some clients send one; the connection is as idle after it as before. RFC 9112, 2.2."""
     async with site() as at:
@@ -192,14 +192,14 @@ async def test_an_empty_line_behind_a_body_is_no_request() -> None:
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
 
 
-@on_both_loops
+@on_both_planes
 async def test_a_body_that_breaks_is_refused_also_where_it_is_no_turns() -> None:
     async with site() as at:
         got, is_closed = await heard(at, b"POST /a HTTP/1.1\r\nHost: p\r\n" + CHUNKED, b"zz\r\n")
         assert (statuses(got), is_closed) == ([400], True)
 
 
-@on_both_loops
+@on_both_planes
 async def test_a_body_that_breaks_is_refused_in_its_turn() -> None:
     async with site(waits=True) as at:
         async with connected(at) as (reader, writer):
@@ -209,7 +209,7 @@ async def test_a_body_that_breaks_is_refused_in_its_turn() -> None:
             assert statuses(await reader.read()) == [200, 400]
 
 
-@on_both_loops
+@on_both_planes
 async def test_what_was_sent_ahead_of_the_last_answer_costs_none_of_it() -> None:
     """The kernel drops what it has not sent yet where a connection is closed before all of it was read."""
     large = b"x" * 2_500_000

@@ -285,21 +285,22 @@ async def test_protocols_are_not_called_in_the_context_of_the_first(over: Ends) 
 def test_a_poller_serves_one_event_loop_after_another(is_first_closed: bool) -> None:
     async def serve(again: bool = False) -> None:
         ours, peer = tcp_pair()
-        with peer:
-            if again and not is_first_closed:
-                with pytest.raises(RuntimeError, match="another event loop"):
-                    poller.adopt(ours, Recorder())
-                poller.close()
-            transport = poller.adopt(ours, protocol := Recorder())
-            peer.send(b"x")
-            await until(lambda: protocol.data)
-            if is_first_closed:
-                poller.close()
-                assert transport.is_closing()
-                assert protocol.lost == []
-                await until(lambda: protocol.lost)
+        peers.append(peer)
+        if again and not is_first_closed:
+            with pytest.raises(RuntimeError, match="another event loop"):
+                poller.adopt(ours, Recorder())
+            poller.close()
+        transport = poller.adopt(ours, protocol := Recorder())
+        peer.send(b"x")
+        await until(lambda: protocol.data)
+        if is_first_closed:
+            poller.close()
+            assert transport.is_closing()
+            assert protocol.lost == []
+            await until(lambda: protocol.lost)
 
     before = descriptors()
+    peers: list[socket.socket] = []
     poller = Poller()
     poller.close()
     for again in (False, True):
@@ -307,6 +308,8 @@ def test_a_poller_serves_one_event_loop_after_another(is_first_closed: bool) -> 
             runner.run(serve(again))
     poller.close()
     poller.close()
+    for peer in peers:
+        peer.close()
     assert descriptors() == before
 
 

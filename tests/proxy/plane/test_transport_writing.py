@@ -15,6 +15,7 @@ from tests.proxy.plane.transports import (
     SMALL_BYTES,
     Ends,
     Recorder,
+    of_the_poller,
     promised,
     reset,
     rounds,
@@ -208,6 +209,29 @@ async def test_aborting_drops_what_is_unsent(over: Ends) -> None:
 
 
 @promised
+async def test_a_closing_transport_reads_no_more(over: Ends) -> None:
+    transport, peer = await over.pair(protocol := Recorder(), buffer_bytes=SMALL_BYTES)
+    transport.write(BIG)
+    transport.close()
+    peer.send(b"not read")
+    await rounds()
+    assert (protocol.told, transport.is_reading()) == (["connection_made", "pause_writing"], False)
+    transport.resume_reading()
+    await rounds()
+    assert protocol.told == ["connection_made", "pause_writing"]
+
+
+@of_the_poller
+async def test_what_is_written_to_a_closing_transport_is_dropped(over: Ends) -> None:
+    transport, peer = await over.pair(Recorder(), buffer_bytes=SMALL_BYTES)
+    transport.write(BIG)
+    transport.close()
+    transport.write(b"x")
+    transport.writelines([b"x"])
+    assert await take(peer) == BIG
+
+
+@promised
 async def test_an_aborted_closing_drops_what_is_unsent(over: Ends) -> None:
     transport, peer = await over.pair(protocol := Recorder(), buffer_bytes=SMALL_BYTES)
     transport.write(BIG)
@@ -266,6 +290,9 @@ async def test_an_answer_before_a_reset_is_read_although_writing_fails(over: End
 async def test_a_failing_write_tells_the_end_later(over: Ends, lines: bool) -> None:
     transport, peer = await over.pair(protocol := Recorder())
     reset(peer)
+    transport.write(b"")
+    transport.writelines([b"", b""])
+    assert not transport.is_closing()
     for _ in range(3):
         transport.writelines([b"x", b"y"]) if lines else transport.write(b"x")
     assert protocol.lost == []

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,6 +81,10 @@ def tcp_pair(*, buffer_bytes: int = 0) -> tuple[socket.socket, socket.socket]:
     ours.setblocking(False)
     peer.setblocking(False)
     return ours, peer
+
+
+def descriptors() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
 
 
 def reset(peer: socket.socket) -> None:

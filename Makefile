@@ -33,6 +33,7 @@ test: $(READY)
 	$(BESIDE) -m "(e2e or wheel) and not alone"
 	$(BESIDE) --data-plane asgi $(CONFORMANCE)
 	$(PYTEST) -m alone
+	$(MAKE) --no-print-directory sanitize
 	$(PYTEST) -m vllm
 
 # The report is looked at in a real browser. PPD_CHROMIUM names another one.

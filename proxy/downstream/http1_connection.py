@@ -320,28 +320,24 @@ class ClientConnection(asyncio.Protocol):
         self.limits.heard()  # not at the first byte: an empty line after a body is no request
         self._is_in_head = True
 
-    def on_head(
-        self,
-        method: bytes,
-        target: bytes,
-        headers: list[tuple[bytes, bytes]],
-        fields: dict[str, str],
-        version: str,
-        keeps_alive: bool,
-        offers_upgrade: bool,
-    ) -> None:
+    def on_head(self) -> None:
         self._is_in_head = False
         if self._ignores_input:
             return
+        parser = self._parser
+        assert parser is not None, "it calls this"
+        method, target, version = parser.method, parser.target, parser.version
+        headers, fields = parser.headers, parser.fields
         if version not in VERSIONS or method == b"CONNECT":
             self._refuse(not_supported(version))
             return
-        if offers_upgrade:
+        if parser.offers_upgrade:
             self._offer = without_offer(method, target, version, headers)
             return
         if not target.startswith(b"/"):
             target, headers, fields = origin_form(target, headers, fields)
-        head = RequestHead(method, target, headers, fields, version, version == OLD, keeps_alive, self._unclear_bytes)
+        keeps_alive, read_bytes = parser.keeps_alive, self._unclear_bytes
+        head = RequestHead(method, target, headers, fields, version, version == OLD, keeps_alive, read_bytes)
         self._unclear_bytes = 0
         self._body_left_bytes = 0 if "transfer-encoding" in fields else int(fields.get("content-length", "0"))
         self._incoming = self._server.exchange(self, head)

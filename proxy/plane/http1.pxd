@@ -51,10 +51,13 @@ cdef class Parser:
 
 
 cdef class RequestParser(Parser):
+    cdef readonly bytes method
+    cdef readonly bytes target
+    cdef readonly list headers
+    cdef readonly dict fields
+    cdef readonly str version
+    cdef readonly bint keeps_alive, offers_upgrade
     cdef object _connection
-    cdef bytes _target
-    cdef list _headers
-    cdef dict _fields
     cdef bint _is_in_head
 
 

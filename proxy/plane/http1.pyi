@@ -1,23 +1,15 @@
-from typing import Protocol
+from .uncompiled import Connection
 
 class NotHttp(ValueError): ...
 
-class Connection(Protocol):
-    def on_message_begin(self) -> None: ...
-    def on_head(
-        self,
-        method: bytes,
-        target: bytes,
-        headers: list[tuple[bytes, bytes]],
-        fields: dict[str, str],
-        version: str,
-        keeps_alive: bool,
-        offers_upgrade: bool,
-    ) -> None: ...
-    def on_body(self, data: bytes) -> None: ...
-    def on_message_complete(self) -> None: ...
-
 class RequestParser:
+    method: bytes
+    target: bytes
+    headers: list[tuple[bytes, bytes]]
+    fields: dict[str, str]
+    version: str
+    keeps_alive: bool
+    offers_upgrade: bool
     def __init__(self, connection: Connection) -> None: ...
     def feed(self, data: bytes) -> int: ...
 

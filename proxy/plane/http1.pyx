@@ -86,16 +86,17 @@ cdef llhttp_settings_t of_requests
 cdef class RequestParser(Parser):
     """Tells `connection` of requests, as they come:
 
-    `on_message_begin()`, `on_head(method, target, headers, fields, version, keeps_alive, offers_upgrade)`,
-    `on_body(data)` for each part, `on_message_complete()`. headers: pairs of bytes, names in lower case. fields: the same
-    as text; of a repeated one the first.
+    `on_message_begin()`, `on_head()`, `on_body(data)` for each part, `on_message_complete()`. What the head says stands
+    here during `on_head`. headers: pairs of bytes, names in lower case. fields: the same as text; of a repeated one the
+    first.
     """
 
     def __init__(self, connection):
         llhttp_init(&self._state, HTTP_REQUEST, &of_requests)
         self._state.data = <void *>self
         self._connection = connection
-        self._target, self._headers, self._fields = b"", [], {}
+        self.method = self.target = b""
+        self.version = ""
 
     def feed(self, bytes data not None):
         """How many bytes were parsed: all, or those up to the end of a head that offers an upgrade.
@@ -115,17 +116,17 @@ cdef class RequestParser(Parser):
         cdef bytes value
         if self._is_in_head:  # else it is a trailer, which is ignored
             value = stripped(self._value)
-            self._headers.append((self._name, value))
+            self.headers.append((self._name, value))
             name = self._name.decode("latin-1")
-            if name not in self._fields:
-                self._fields[name] = value.decode("latin-1")
+            if name not in self.fields:
+                self.fields[name] = value.decode("latin-1")
         return 0
 
 
 cdef int request_begins(llhttp_t *state) noexcept:
     cdef RequestParser parser = <RequestParser>state.data
     try:
-        parser._target, parser._headers, parser._fields = b"", [], {}
+        parser.target, parser.headers, parser.fields = b"", [], {}
         parser._name = parser._value = None
         parser._is_in_head = True
         parser._connection.on_message_begin()
@@ -138,7 +139,7 @@ cdef int request_begins(llhttp_t *state) noexcept:
 cdef int request_target(llhttp_t *state, const char *at, size_t size) noexcept:
     cdef RequestParser parser = <RequestParser>state.data
     try:
-        parser._target = at[:size] if not parser._target else parser._target + at[:size]
+        parser.target = at[:size] if not parser.target else parser.target + at[:size]
     except BaseException as exc:
         parser._failure = exc
         return HPE_USER
@@ -147,16 +148,16 @@ cdef int request_target(llhttp_t *state, const char *at, size_t size) noexcept:
 
 cdef int request_head(llhttp_t *state) noexcept:
     cdef RequestParser parser = <RequestParser>state.data
-    cdef bytes method = llhttp_method_name(state.method)
     try:
         if parser._value is not None:
             parser._line()
             parser._name = parser._value = None
         parser._is_in_head = False
-        headers, fields, parser._headers, parser._fields = parser._headers, parser._fields, [], {}
-        version = "1.1" if state.http_major == 1 and state.http_minor == 1 else f"{state.http_major}.{state.http_minor}"
-        keeps_alive, offers = bool(llhttp_should_keep_alive(state)), bool(state.upgrade)
-        parser._connection.on_head(method, parser._target, headers, fields, version, keeps_alive, offers)
+        parser.method = llhttp_method_name(state.method)
+        parser.version = "1.1" if state.http_minor == state.http_major == 1 else f"{state.http_major}.{state.http_minor}"
+        parser.keeps_alive, parser.offers_upgrade = llhttp_should_keep_alive(state), state.upgrade
+        parser._connection.on_head()
+        parser.headers = parser.fields = None
     except BaseException as exc:
         parser._failure = exc
         return HPE_USER

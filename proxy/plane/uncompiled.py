@@ -17,16 +17,7 @@ class NotHttp(ValueError):
 class Connection(Protocol):
     def on_message_begin(self) -> None: ...
 
-    def on_head(
-        self,
-        method: bytes,
-        target: bytes,
-        headers: list[tuple[bytes, bytes]],
-        fields: dict[str, str],
-        version: str,
-        keeps_alive: bool,
-        offers_upgrade: bool,
-    ) -> None: ...
+    def on_head(self) -> None: ...
 
     def on_body(self, data: bytes) -> None: ...
 
@@ -38,9 +29,11 @@ class RequestParser:
         self._connection = connection
         self.on_body, self.on_message_complete = connection.on_body, connection.on_message_complete
         self._parser = httptools.HttpRequestParser(self)
-        self._target = b""
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._is_in_head = False
+        self.method = self.target = b""
+        self.version = ""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.fields: dict[str, str] = {}
+        self.keeps_alive = self.offers_upgrade = self._is_in_head = False
 
     def feed(self, data: bytes) -> int:
         try:
@@ -54,22 +47,24 @@ class RequestParser:
         return len(data)
 
     def on_message_begin(self) -> None:
-        self._target, self._headers, self._is_in_head = b"", [], True
+        self.target, self.headers, self._is_in_head = b"", [], True
         self._connection.on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        self._target += url
+        self.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_in_head:  # else it is a trailer, which is ignored
-            self._headers.append((name.lower(), value.rstrip(b" \t")))
+            self.headers.append((name.lower(), value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
-        headers, self._headers, parser = self._headers, [], self._parser
-        fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(headers)}
-        version, offers, keeps = parser.get_http_version(), parser.should_upgrade(), parser.should_keep_alive()
-        self._connection.on_head(parser.get_method(), self._target, headers, fields, version, keeps, offers)
+        parser = self._parser
+        self.fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(self.headers)}
+        self.method, self.version = parser.get_method(), parser.get_http_version()
+        self.keeps_alive, self.offers_upgrade = parser.should_keep_alive(), parser.should_upgrade()
+        self._connection.on_head()
+        self.headers, self.fields = [], {}
 
 
 class AnswerParser:

@@ -20,10 +20,11 @@ def expected(previous: int, before: bytes, text: bytes, end: bytes) -> int:
     return int.from_bytes(hashlib.sha256(whole).digest()[:8], "little")
 
 
-@pytest.mark.parametrize("size", [*range(200), 4095, 4096, 4097, 1_000_003])
-def test_every_length(size: int) -> None:
-    text, before = bytes(at * 7 & 255 for at in range(size)), b"user\xff" * (size % 5)
-    assert TextHash(SECRET).key(size << 20, before, text, b"\xff") == expected(size << 20, before, text, b"\xff")
+def test_every_length() -> None:
+    hashed = TextHash(SECRET)
+    for size in (*range(200), 4095, 4096, 4097, 1_000_003):
+        text, before = bytes(at * 7 & 255 for at in range(size)), b"user\xff" * (size % 5)
+        assert hashed.key(size << 20, before, text, b"\xff") == expected(size << 20, before, text, b"\xff"), size
 
 
 @given(st.integers(0, 2**64 - 1), st.binary(max_size=150), st.binary(max_size=150), st.binary(max_size=150))

@@ -85,3 +85,5 @@ async def _serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) ->
             await connections.close()
     finally:
         await app.shutdown()
+        if proxy.poller is not None:
+            proxy.poller.close()

@@ -242,7 +242,6 @@ cdef class AnswerParser(Parser):
                 self._is_sized = True
         return 0
 
-
     cdef int _found(self, const char *at, size_t size) except -1:
         global spans, room
         cdef Span *more

@@ -146,6 +146,7 @@ async def test_an_answer_is_over_with_its_last_event() -> None:
         async with asyncio.timeout(10):
             await turns(field, [talk()], stream=True)
             await field.until(field.at_rest)
+        assert field.newest().outcome == "completed"
 
 
 async def test_every_session_of_a_d_that_dies_goes_on_elsewhere() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.upstream.call import Answer, Call
-from tests.proxy.plane.stream_rig import DONE, END, HEAD, PATIENT, Rig, chunks, dechunked, event, same, settle
+from tests.proxy.plane.stream_rig import DONE, END, HEAD, PATIENT, Played, Rig, chunks, dechunked, event, same, settle
 
 FIRST = chunks(event("first"))
 LAST = chunks(DONE) + END
@@ -98,9 +98,10 @@ async def test_a_worker_that_ends_in_the_middle_is_told_of_with_all_that_was_pas
 
 async def test_what_lay_in_memory_behind_a_read_is_not_sent() -> None:
     wire = chunks(event("b"))
-    await same(
+    found = await same(
         FIRST, chunks(event("a" * 300)), wire[:-2], wire[-2:], chunks(event("a" * 300)), wire[:-1], wire[-1:], LAST
     )
+    assert found.said == "first" + 2 * ("a" * 300 + "b") and found.is_ended
 
 
 async def test_the_last_chunk_in_the_read_of_a_plain_event() -> None:
@@ -193,7 +194,8 @@ TEXTS = st.text(max_size=6) | st.sampled_from(["a", "é", '"', "\\", "\n", "日�
 def test_any_texts_in_any_chunks_and_reads(texts: list[str], data: st.DataObject) -> None:
     wire = b"".join(map(event, ["first", *texts])) + DONE
     parts = [*map(event, ["first", *texts]), DONE] if data.draw(st.booleans()) else cut(wire, data)
-    asyncio.run(_same(cut(chunks(*parts) + END, data)))
+    found = asyncio.run(_same(cut(chunks(*parts) + END, data)))
+    assert found.said == "first" + "".join(texts) and found.is_ended
 
 
 def cut(wire: bytes, data: st.DataObject) -> list[bytes]:
@@ -201,5 +203,5 @@ def cut(wire: bytes, data: st.DataObject) -> list[bytes]:
     return [wire[start:end] for start, end in pairwise(places)]
 
 
-async def _same(pieces: list[bytes]) -> None:
-    await same(*pieces)
+async def _same(pieces: list[bytes]) -> Played:
+    return await same(*pieces)

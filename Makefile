@@ -21,16 +21,16 @@ CONFORMANCE := $(patsubst %,tests/e2e/%.py,access/test_edge access/test_keys acc
 	failures/test_dead_workers failures/test_drain failures/test_failures failures/test_fault_matrix \
 	turns/test_conversations turns/test_hostile turns/test_pass_through_rules turns/test_prompt_lists)
 
-.PHONY: demo test check types quick format sanitize clean browser chromium promtool
+.PHONY: demo test check types quick format sanitize clean browser chromium promtool redis
 
 demo: $(PLAYS)
 	$(BIN)/ppd demo --engine $(ENGINE) $(if $(PORT),--port $(PORT)) $(if $(MODEL),--model $(MODEL)) $(if $(ONCE),--once)
 
 # Quick tests first: a broken rule shows in seconds, not after the engines have started.
 test: $(READY)
-	$(MAKE) --no-print-directory promtool check browser
+	$(MAKE) --no-print-directory promtool redis check browser
 	$(BESIDE) -m "hypothesis and not alone" $(QUICK)
-	$(BESIDE) -m "(e2e or wheel) and not alone"
+	$(BESIDE) --no-loadscope-reorder -m "(e2e or wheel) and not alone" --durations=25 --durations-min=5
 	$(BESIDE) --data-plane asgi $(CONFORMANCE)
 	$(PYTEST) -m alone
 	$(MAKE) --no-print-directory sanitize
@@ -54,6 +54,21 @@ $(PROMTOOL):
 	@test "$$(id -u)" != 0 || apt-get update -qq
 	@mkdir -p $(VENV)/promtool
 	cd $(VENV)/promtool && apt-get download -qq prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb
+
+# A real server for the encoder cache's tests. PPD_REDIS_SERVER names another one.
+REDIS := $(VENV)/redis/usr/bin/redis-server
+redis:
+	@for name in $$PPD_REDIS_SERVER redis-server $(REDIS); do command -v "$$name" >/dev/null && exit 0; done; \
+		$(MAKE) --no-print-directory $(REDIS)
+
+# Unpacked as Prometheus' package, with its libraries: servers/ec_redis' tests say where they are.
+$(REDIS):
+	@command -v apt-get >/dev/null || \
+		{ echo "make test needs a Redis server: install redis-server, or set PPD_REDIS_SERVER to it" >&2; exit 1; }
+	@test "$$(id -u)" != 0 || apt-get update -qq
+	@mkdir -p $(VENV)/redis
+	cd $(VENV)/redis && apt-get download -qq redis-server redis-tools liblzf1 libjemalloc2 && \
+		for package in *.deb; do dpkg -x $$package . && rm $$package || exit 1; done
 
 chromium:
 	@test "$$(id -u)" = 0 && command -v apt-get >/dev/null || \

@@ -22,6 +22,7 @@ from .bodies.body_reader import BodyReader
 from .config import AccessFormat, DataPlane, ProxyConfig, convert
 from .discovery.heartbeat_listener import HeartbeatListener
 from .discovery.senders import HostAddresses
+from .encoders.encoder_chooser import EncoderChooser
 from .errors import ConfigError
 from .fleet.booking import Ledger
 from .fleet.registry import Registry
@@ -36,20 +37,21 @@ from .kv_events.engine_caches import EngineCaches
 from .kv_events.subscriber import EventSubscriber
 from .laws.forecasts import Forecasts
 from .laws.worker_laws import WorkerLaws
+from .passthrough.model_list import ModelList
+from .passthrough.passthrough import Passthrough
+from .passthrough.stored_responses import StoredResponses
 from .peers.channels import Member
 from .peers.membership import Membership
 from .peers.replication import Operated, Replication
 from .policy.returns import Returns
+from .readback.handles import Handles
+from .routing.choosing import Chooser
 from .routing.dispatch import Dispatcher
 from .routing.handoff_release import HandoffRelease
 from .routing.learning import Learner
-from .routing.model_list import ModelList
-from .routing.passthrough import Passthrough
-from .routing.prompt_fan_out import FanOut
 from .routing.router import Router
 from .routing.service import TurnService
 from .routing.state import State
-from .routing.stored_responses import StoredResponses
 from .runtime.loop_watch import LoopWatch
 from .runtime.tasks import Drain
 from .runtime.tls import Tls, worker_tls
@@ -77,7 +79,8 @@ class Proxy:
     settings: Settings
     state: State
     upstream: Upstream
-    router: Router
+    learner: Learner
+    chooser: Chooser
     handoff_release: HandoffRelease
     turns: TurnService
     passthrough: Passthrough
@@ -116,21 +119,21 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     receipt_log = open_log(config.receipt_log, state.metrics) if config.receipt_log else None
     learner = Learner(state, drain, receipt_log.write if receipt_log else None)
     bodies = BodyReader(config, state.hasher, state.registry.aliases, templates=lambda: state.templates.known)
-    dispatcher = Dispatcher(config, upstream, handoff_release, state, bodies)
-    canary = make_canary(config, state, upstream)
-    tokenizer, parts = make_tokenizer(config, state), (config, settings.rules(), state, dispatcher, learner)
-    router = Router(*parts, passed_over=canary.passed_over, tokenizer=tokenizer)
+    canary, tokenizer = make_canary(config, state, upstream), make_tokenizer(config, state)
+    chooser = Chooser(config, settings.rules(), state, learner, passed_over=canary.passed_over, tokenizer=tokenizer)
+    router = Router(config, state, chooser, Dispatcher(config, upstream, handoff_release, state, bodies), learner)
     passthrough, body_memory = Passthrough(config, state, upstream, bodies), make_body_memory(config)
     state.metrics.watch(lambda: chain(_gauges(config, state), body_memory.gauges()))
     prober = Prober(config, state.registry, upstream, now, probing_session, tls)
-    replication = Replication(member, state, canary, prober, operated := make_operated(settings, router))
+    replication = Replication(member, state, canary, prober, operated := make_operated(settings, chooser))
     return Proxy(
         settings=settings,
         state=state,
         upstream=upstream,
-        router=router,
+        learner=learner,
+        chooser=chooser,
         handoff_release=handoff_release,
-        turns=TurnService(config, state, router, FanOut(router), keys, bodies=bodies),
+        turns=TurnService(config, state, router, keys, bodies=bodies),
         passthrough=passthrough,
         model_list=ModelList(config, upstream, passthrough.candidates, now),
         stored_responses=StoredResponses(config, state, upstream),
@@ -177,14 +180,14 @@ def make_upstream(config: ProxyConfig, state: State, tls: Tls, poller: plane.Pol
     return Upstream(keepalive_s=config.keepalive_s, tls=tls, key=key, may_resend=may_resend, poller=poller)
 
 
-def make_operated(settings: Settings, router: Router) -> Operated:
+def make_operated(settings: Settings, chooser: Chooser) -> Operated:
     def change(keys: Mapping[str, object]) -> None:
         settings.change(**convert(keys))
-        router.rules = settings.rules()
+        chooser.rules = settings.rules()
 
     def adopt(in_force: Mapping[str, object], in_file: Mapping[str, object]) -> None:
         settings.adopt(convert(in_force), convert(in_file))
-        router.rules = settings.rules()
+        chooser.rules = settings.rules()
 
     return Operated(settings, change, adopt)
 
@@ -193,6 +196,8 @@ def new_state(config: ProxyConfig, member: Member, now: Callable[[], float], law
     registry, metrics, retries = Registry(), Metrics(), RetryBudget(config.retry_share, config.retry_burst)
     hasher = Hasher(member.secret)
     beliefs, ttl_s, limit = Beliefs(registry.engine), config.session_ttl_s, config.session_limit
+    health = WorkerHealth(Breakers(config.breaker_failures, config.breaker_open_s), registry, retries, now)
+    arrivals = Arrivals(config.qps_window_s, now())
     return State(
         registry=registry,
         sessions=SessionTable(ttl_s=ttl_s, capacity=limit, serials=member.serials, beliefs=beliefs),
@@ -202,10 +207,11 @@ def new_state(config: ProxyConfig, member: Member, now: Callable[[], float], law
         ledger=Ledger(),
         receipts=Receipts(config.receipts_kept),
         metrics=metrics,
-        health=WorkerHealth(Breakers(config.breaker_failures, config.breaker_open_s), registry, retries, now),
+        health=health,
         retries=retries,
         poisoned=PoisonedPrompts(config.poison_s, lambda reason: metrics.refused.labels(reason).inc()),
-        arrivals=Arrivals(config.qps_window_s, now()),
+        arrivals=arrivals,
+        encoders=EncoderChooser(config, registry, health, arrivals, now),
         admission=Admission(
             max_inflight=config.max_inflight,
             queue_limit=config.queue_limit,
@@ -222,6 +228,7 @@ def new_state(config: ProxyConfig, member: Member, now: Callable[[], float], law
             lambda history: hasher.key(b"X", f"{history:x}"), reads_tokens=bool(config.tokenizer)
         ),
         count_checks=CountChecks(lambda result: metrics.token_counts.labels(result).inc()),
+        handles=Handles(),
         laws=laws or WorkerLaws(),
         forecasts=Forecasts(),
         now=now,
@@ -289,6 +296,7 @@ def _gauges(config: ProxyConfig, state: State) -> Iterator[Metric]:
     yield from state.ledger.gauges(state.now())
     yield from laws_gauges(state.laws.judged())
     yield gauge("ppd_sessions", "Sessions known", len(state.sessions))
+    yield gauge("ppd_readback_handles", "Sessions whose D keeps KV that a P may read back", len(state.handles))
     yield gauge("ppd_inflight_turns", "Requests admitted to the fleet", state.admission.inside)
     yield gauge("ppd_queued_turns", "Requests that wait for a place", state.admission.waiting)
     limited = CounterMetricFamily("ppd_rate_limited", "Requests over their key's rate limit", labels=("reason",))

@@ -194,6 +194,7 @@ class LegError(PPDError):
         self.status = status or (504 if cause is Cause.TIMEOUT else 502)
         self.body = body
         self.retry_after_s = retry_after_s
+        self.is_of_pair = False  # a P that waits for its D was late: nobody knows which of them hangs
 
     @property
     def is_openai_error(self) -> bool:
@@ -210,6 +211,7 @@ class LegError(PPDError):
 
 
 def refusal(status: int, body: bytes, *, worker: str, phase: Phase, retry_after_s: float = 0.0) -> LegError:
+    body = _in_openais_shape(body)
     cause = Cause.SERVER if phase is Phase.HEADERS else Cause.ERROR_EVENT
     seen: int | None = None
     if status in OVERLOAD:
@@ -221,6 +223,17 @@ def refusal(status: int, body: bytes, *, worker: str, phase: Phase, retry_after_
     return LegError(
         message, worker=worker, phase=phase, cause=cause, status=seen, body=body, retry_after_s=retry_after_s
     )
+
+
+def _in_openais_shape(body: bytes) -> bytes:
+    """SGLang's and TensorRT-LLM's errors lack the member `error` around them."""
+    try:
+        flat = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return body
+    if flat.pop("object", None) != msgspec.Raw(b'"error"') or "message" not in flat:
+        return body
+    return msgspec.json.encode({"error": flat})
 
 
 def _lacks_model(body: bytes) -> bool:
@@ -294,7 +307,9 @@ def without_frames(exc: BaseException) -> None:
     all bodies that have gathered by then at once, and each large one takes 15 ms.
     """
     one: BaseException | None = exc
-    while one is not None:
+    freed = set[int]()
+    while one is not None and id(one) not in freed:  # `raise x from x` makes a ring
+        freed.add(id(one))
         one.__traceback__ = None
         one = one.__cause__ or one.__context__
 

@@ -11,8 +11,10 @@ from pathlib import Path
 import msgspec
 
 from .config import LIVE, Draft, Mode, ProxyConfig, with_changes
+from .config.yaml_document import read_yaml
 from .decision_table.score import Weights, weight_rules
 from .decision_table.table import DecisionTable, find
+from .discovery.endpoints_file import EndpointsOfFile
 from .discovery.static_workers import static_workers
 from .errors import ConfigError, PPDError
 from .fleet.worker import Worker, WorkerId
@@ -22,7 +24,11 @@ from .laws.targets import target_rules
 from .laws.worker_laws import WorkerLaws
 from .policy import Limits, Rules
 from .policy.modes import PREDICTING
+from .policy.profiles.deciders import OwnRule
+from .policy.profiles.endpoint_config import schedule_of
+from .policy.profiles.schedule import Schedule
 from .policy.returns import Returns
+from .policy.stage_order import order_rules
 from .runtime.watched_files import WATCH_EVERY_S, WatchedFiles
 
 log = logging.getLogger(__name__)
@@ -48,12 +54,14 @@ class Settings:
 
     def __init__(self, config: ProxyConfig, source: ConfigSource | None = None) -> None:
         self.config = config
-        self.static_workers = static_workers(config)
+        self.schedule = schedule(config)
+        self._endpoints = endpoints(self.schedule)
+        self.static_workers = _all_workers(config, self._endpoints)
         self.laws = WorkerLaws(profiles(config, self.static_workers))
         self.added: set[WorkerId] = set()  # static workers added by the admin API, not by the file
         self._source = source
         self._in_file = config  # as last read: only keys that change in the file override the admin API's
-        self._rules = _rules(config, self.laws)
+        self._rules = _rules(config, self.laws, self.schedule)
         self.returns: Returns | None = None  # what decisions may go by, once it is there
 
     def rules(self) -> Rules:
@@ -78,18 +86,28 @@ class Settings:
             self._source.watched.look_again()
 
     async def watch(self, reloaded: Callable[[bool], None], every_s: float = WATCH_EVERY_S) -> None:
-        """Rereads the file when it changes, until cancelled. reloaded: told whether the file could be used."""
-        if self._source is None:
-            return
+        """Rereads the files when they change, until cancelled. reloaded: told whether a file could be used."""
         while True:
             await asyncio.sleep(every_s)
             if (taken := self.look()) is not None:
                 reloaded(taken)
 
     def look(self) -> bool | None:
-        """Rereads the file if it has changed and is no longer being written; None if not."""
-        assert self._source is not None, "only a file is watched"
-        return self.reload() if self._source.watched.are_new() else None
+        """Rereads a file that has changed and is no longer being written; None if there is none."""
+        if self._source is not None and self._source.watched.are_new():
+            return self.reload()
+        if self._endpoints is not None and self._endpoints.are_new():
+            return self._reread_endpoints(self._endpoints)
+        return None
+
+    def _reread_endpoints(self, found: EndpointsOfFile) -> bool:
+        try:
+            found.reread(may_be_empty=self.config.allow_empty)
+        except PPDError as exc:
+            log.error("the changed file of endpoints is not used: %s", exc)
+            return False
+        self.static_workers = _all_workers(self.config, found)
+        return True
 
     def reload(self) -> bool:
         """Applies the file's live keys. If it can't be used: logs, changes nothing and returns False."""
@@ -123,12 +141,15 @@ class Settings:
             )
 
     def _take(self, config: ProxyConfig) -> None:
-        workers, rules = static_workers(config), _rules(config, self.laws)
+        plugins = schedule(config, self.schedule)
+        found = endpoints(plugins, self._endpoints)
+        workers, rules = _all_workers(config, found), _rules(config, self.laws, plugins)
         own = profiles(config, workers)
         changed = [name for name in sorted(LIVE) if getattr(config, name) != getattr(self.config, name)]
         if changed:
             log.info("changed: %s", ", ".join(f"{name} = {getattr(config, name)!r}" for name in changed))
         self.config, self.static_workers, self._rules = config, workers, rules
+        self.schedule, self._endpoints = plugins, found
         self.laws.use(own)
 
 
@@ -142,9 +163,49 @@ def check_table(name: str) -> None:
     DecisionTable.load(find(name))
 
 
-def check_mode(config: ProxyConfig) -> None:
-    """ConfigError where the mode predicts, and it is not said by which profile."""
-    if config.mode not in PREDICTING or config.profile:
+def schedule(config: ProxyConfig, known: Schedule | None = None) -> Schedule | None:
+    """What `epp_config` says; `known`, with what its plugins remember, if it still says the same."""
+    if not config.epp_config:
+        return None
+    document, text = read_yaml("epp_config", Path(config.epp_config))
+    found = schedule_of(document, text, config.zero_means)
+    is_same = known is not None and (known.source, known.zero_means) == (found.source, found.zero_means)
+    return known if is_same else found
+
+
+def endpoints(plugins: Schedule | None, known: EndpointsOfFile | None = None) -> EndpointsOfFile | None:
+    """What the file of `file-discovery` names; `known`, if it is of the same file."""
+    file = None if plugins is None else plugins.endpoints
+    if file is None:
+        return None
+    if known is not None and (known.path, known.is_watched) == (file.path, file.is_watched):
+        return known
+    return EndpointsOfFile(file.path, file.is_watched)
+
+
+def workers_of(config: ProxyConfig) -> tuple[Worker, ...]:
+    """All that the config and its files name."""
+    return _all_workers(config, endpoints(schedule(config)))
+
+
+def _all_workers(config: ProxyConfig, found: EndpointsOfFile | None) -> tuple[Worker, ...]:
+    """Those of the config, and those of a file of endpoints that the config does not name."""
+    workers = static_workers(config)
+    named = {worker.id for worker in workers}
+    others = () if found is None else found.workers
+    return (*workers, *(worker for worker in others if worker.id not in named))
+
+
+def check_mode(config: ProxyConfig, plugins: Schedule | None = None) -> None:
+    """ConfigError where the mode needs plugins and there are none, or predicts and it is not said by which profile.
+
+    plugins: of `epp_config`; None: they are read.
+    """
+    if config.mode is Mode.PROFILES and not config.epp_config:
+        raise ConfigError(
+            "epp_config: mode = 'profiles' goes by llm-d's plugins, so it must name their file", param="epp_config"
+        )
+    if not _predicts(config, plugins) or config.profile:
         return
     workers = static_workers(config)
     if not workers or not all(worker.profile for worker in workers):
@@ -155,10 +216,18 @@ def check_mode(config: ProxyConfig) -> None:
         )
 
 
-def _rules(config: ProxyConfig, laws: Laws) -> Rules:
-    check_mode(config)
+def _predicts(config: ProxyConfig, plugins: Schedule | None) -> bool:
+    if config.mode is not Mode.PROFILES:
+        return config.mode in PREDICTING
+    decider = None if (known := plugins or schedule(config)) is None else known.decider
+    return isinstance(decider, OwnRule) and decider.mode in PREDICTING
+
+
+def _rules(config: ProxyConfig, laws: Laws, plugins: Schedule | None) -> Rules:
+    check_mode(config, plugins)
+    plugins = plugins if config.mode is Mode.PROFILES else None
     scored = None
-    if config.mode is Mode.TABLE:
+    if config.mode is Mode.TABLE or (plugins is not None and isinstance(plugins.decider, OwnRule)):
         table, weights = DecisionTable.load(find(config.table)), Weights(config.w_ttft, config.w_tpot)
         scored = table.scored(weights, config.lookup)
     return Rules(
@@ -172,7 +241,9 @@ def _rules(config: ProxyConfig, laws: Laws) -> Rules:
         laws=laws,
         moves_kv=config.moves_kv,
         explore_share=config.explore_share,
+        orders=order_rules(config),
         targets=target_rules(config),
         weighing=weight_rules(config),
         weights=Weights(config.w_ttft, config.w_tpot),
+        schedule=plugins,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 
 import pytest
+from aiohttp import web_app
 from hypothesis import HealthCheck, settings
 
 from ppd.proxy.config import DataPlane
@@ -27,11 +28,21 @@ def pytest_configure(config: pytest.Config) -> None:
     proxy_client.DEFAULTS["data_plane"] = DataPlane(config.getoption("--data-plane"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first, so that at the end no process is left with it alone."""
+    items.sort(key=lambda item: item.get_closest_marker("wheel") is None)
+
+
 def pytest_collection_finish() -> None:
     """Thousands of tests and what they import stay to the end: a collector that walks them again and again is dear."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
+
+
+def pytest_runtest_logfinish() -> None:
+    """aiohttp keeps the handlers of 1,024 routes, and with each a whole engine: gigabytes for the collector to walk."""
+    web_app._cached_build_middleware.cache_clear()
 
 
 @pytest.fixture

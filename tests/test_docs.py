@@ -17,6 +17,7 @@ from ppd.proxy.failures import ClientGets, HandoffEffect, HealthEffect, OtherLeg
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+COVERAGE = (ROOT / "docs" / "coverage.md").read_text()
 
 
 def test_the_keys_of_the_config_are_those_that_the_proxy_reads() -> None:
@@ -69,3 +70,12 @@ def test_the_page_on_the_laws_has_its_figure() -> None:
     figure = figure_path(LAWS)
     assert f"]({figure.relative_to(DOCS)})" in (DOCS / "laws.md").read_text()
     assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_tests_that_docs_name_exist() -> None:
+    known = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    names = {path.name for path in (ROOT / "tests").rglob("*.py")}
+    for test in re.findall(r"`(?:[a-z_]+/)*(\w+\.py)`", COVERAGE):
+        assert test in names, test
+    for test in re.findall(r"`(test_\w+)`", COVERAGE):
+        assert f"def {test}(" in known, test

@@ -34,6 +34,7 @@ def test_the_wheel_installs_elsewhere_and_runs(tmp_path: Path) -> None:
     packed = run(sys.executable, "-m", "zipfile", "-l", str(wheel), cwd=tmp_path)
     for needed in (
         "ppd/servers/vllm/lowcpu/ppd_lowcpu.py",
+        "ppd/servers/ec_redis/pyproject.toml",
         "ppd/servers/cli/demo_conversation.json",
         "ppd/proxy/py.typed",
         "ppd/proxy/plane/poller.pyi",

@@ -45,6 +45,7 @@ class Program:
     """A running program, with its output in `log`."""
 
     def __init__(self, argv: Sequence[str], cores: Collection[int], log: Path, *, pipes: bool = False) -> None:
+        self.argv = argv
         self.log = log
         with log.open("wb") as output, _running_on(cores):
             self.process = subprocess.Popen(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ppd.offline.goodput.modes import NAMES
+from ppd.offline.goodput.modes import NAMES, ORACLE
 from ppd.proxy.config import Mode
 
 from .campaign import COMMON_SHARE, Campaign
@@ -13,7 +13,7 @@ from .records import AtRate, CellRecord
 from .summary import Standing, compared, ratios, standings
 
 Found = Mapping[str, Mapping[str, CellRecord]]
-AGAINST = (Mode.SESSION_HASH.value, Mode.ALWAYS_LOCAL.value)
+AGAINST = (Mode.SESSION_HASH.value, Mode.ALWAYS_LOCAL.value, ORACLE)
 
 
 def page(campaign: Campaign, parts: Sequence[str], found: Found, notes: Sequence[str] = ()) -> str:
@@ -26,6 +26,9 @@ def page(campaign: Campaign, parts: Sequence[str], found: Found, notes: Sequence
             continue
         lines += [f"## {part.capitalize()}", "", f"![goodput](policies-{part}.png)", ""]
         for question in campaign.method.questions:
+            if not any(standings(found[cell.name], question.name) for cell in here):
+                lines += [f"Not measured: {question.name}.", ""]
+                continue
             lines += [f"Sessions a second, {question.name} (mean of {question.seeds} seeds, spread in %):", ""]
             lines += [*_goodput(here, found, question.name), ""]
         lines += [f"All modes at {COMMON_SHARE:g} x the best other mode's goodput:", "", *_at_rate(here, found), ""]

@@ -60,7 +60,7 @@ def compared(
     subject: str,
     other: str | None = None,
 ) -> list[Comparison]:
-    """other: beside this mode alone; None: beside the best of the others in each cell, the oracle aside."""
+    """other: beside this mode alone, where it was measured; None: beside the best of the others, the oracle aside."""
     made = []
     for cell in cells:
         known = standings(found.get(cell.name, {}), question)
@@ -70,14 +70,14 @@ def compared(
             for one in known
             if (one.mode not in (subject, ORACLE) if other is None else one.mode in _like(other, cell))
         ]
-        if known:
+        if others or (known and other is None):
             made.append(Comparison(cell, others[0] if others else None, own))
     return made
 
 
 def _like(mode: str, cell: Cell) -> tuple[str, ...]:
     """On replicas only, a rule for pairs is that of `replica`."""
-    return (mode,) if cell.topology.decodes else (mode, "replica")
+    return (mode,) if cell.topology.decodes or mode == ORACLE else (mode, "replica")
 
 
 @dataclass(frozen=True, slots=True)

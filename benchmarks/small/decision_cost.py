@@ -132,7 +132,7 @@ async def parts(one: TurnBench, name: str, number: int) -> dict[str, float]:
     earlier, last = conversation(number, *SIZES[name], one.tools)
     if earlier is not None:
         await one.turn(earlier, number)
-    state, rules, request = one.proxy.state, one.router.rules, one.parse(last)
+    state, rules, request = one.proxy.state, one.proxy.chooser.rules, one.parse(last)
     now_s = state.now()
     place = state.sessions.find(request.prompt, now_s)
     held = holders(state, request, place)

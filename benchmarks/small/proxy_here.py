@@ -13,16 +13,14 @@ from typing import Any, cast
 import msgspec
 
 from ppd.proxy.admission.keys import Client
-from ppd.proxy.assembly import Proxy, assemble, make_canary
+from ppd.proxy.assembly import Proxy, assemble
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.downstream.serve import listen, serve
 from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
 from ppd.proxy.routing.attempt import TurnContext
 from ppd.proxy.routing.dispatch import Dispatcher
 from ppd.proxy.routing.handoff_release import HandoffRelease
-from ppd.proxy.routing.learning import Learner
 from ppd.proxy.routing.router import Router
-from ppd.proxy.runtime.tasks import Drain
 from ppd.proxy.settings import Settings
 from ppd.proxy.telemetry.receipts import Receipt
 
@@ -176,8 +174,8 @@ class WatchedDispatcher(Dispatcher):
         return await super().open(running)
 
 
-def bench(tools: int) -> TurnBench:
-    settings, watch = Settings(ProxyConfig(workers=WORKERS, heartbeat_port=0)), StageStopwatch()
+def bench(tools: int, **config: Any) -> TurnBench:
+    settings, watch = Settings(ProxyConfig(workers=WORKERS, heartbeat_port=0, **config)), StageStopwatch()
     proxy = assemble(settings)
     state, upstream = proxy.state, cast(Any, MemoryUpstream(watch))
     for worker in settings.static_workers:
@@ -185,13 +183,5 @@ def bench(tools: int) -> TurnBench:
         state.registry.probed(worker.id, worker, None, state.now())
     dispatcher = WatchedDispatcher(settings.config, upstream, HandoffRelease(state, upstream), state, proxy.bodies)
     dispatcher.watch = watch
-    canary = make_canary(settings.config, state, upstream)
-    router = Router(
-        settings.config,
-        settings.rules(),
-        state,
-        dispatcher,
-        Learner(state, Drain(), None),
-        passed_over=canary.passed_over,
-    )
+    router = Router(settings.config, state, proxy.chooser, dispatcher, proxy.learner)
     return TurnBench(proxy, router, tools, watch)

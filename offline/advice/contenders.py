@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from ppd.proxy.config import Mode
 from ppd.proxy.errors import ConfigError
 from ppd.servers.fleet.topology import Topology
 
-from ..goodput.modes import modes_on
+from ..goodput.modes import SIMULATED, modes_on
 
-ALL_MODES = tuple(mode.value for mode in Mode)
+ALL_MODES = SIMULATED
 PARTS = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)  # of the workers, that are P in the first fleets
 
 

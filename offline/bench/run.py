@@ -85,7 +85,7 @@ async def play(
 
 
 def _natural(conversations: Sequence[TracedConversation]) -> Api:
-    has_text = any(turn.messages for conversation in conversations for turn in conversation.turns)
+    has_text = any(turn.messages or turn.images for conversation in conversations for turn in conversation.turns)
     return Api.CHAT if has_text else Api.COMPLETIONS
 
 

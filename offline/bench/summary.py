@@ -61,6 +61,8 @@ def results_table(records: Sequence[Record]) -> Table:
         "later turns": [record for record in records if record.turn > 1],
         "all": records,
     }
+    if with_image := [record for record in records if record.images]:
+        groups |= {"text only": [record for record in records if not record.images], "with image": with_image}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     for name in groups:

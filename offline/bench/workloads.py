@@ -25,6 +25,7 @@ class ConversationShape:
     turns: int
     think_s: float = 0.0
     shared_prefix_tokens: int = 0  # of the first turn's
+    image_every: int = 0  # requests of all conversations, of which the last has an image; 0: none has
 
     def __post_init__(self) -> None:
         if self.shared_prefix_tokens >= self.first[0]:
@@ -34,7 +35,8 @@ class ConversationShape:
         text = f"{self.first[0]}:{self.first[1]}"
         if self.turns > 1:
             text += f", then {self.turns - 1} x {self.later[0]}:{self.later[1]}"
-        extra = (f", {self.think_s:g} s apart" if self.think_s else "", self._shared())
+        images = f", an image in every {self.image_every}. request" if self.image_every else ""
+        extra = (f", {self.think_s:g} s apart" if self.think_s else "", self._shared(), images)
         return text + "".join(extra)
 
     def conversations(self, count: int) -> list[TracedConversation]:
@@ -42,7 +44,15 @@ class ConversationShape:
         first = TracedTurn(new_tokens=self.first[0], output_tokens=self.first[1], blocks=blocks)
         later = TracedTurn(new_tokens=self.later[0], output_tokens=self.later[1], think_s=self.think_s)
         turns = (first, *(later for _ in range(self.turns - 1)))
-        return [TracedConversation(str(number), None, turns) for number in range(count)]
+        return [TracedConversation(str(number), None, self._with_images(turns, number)) for number in range(count)]
+
+    def _with_images(self, turns: tuple[TracedTurn, ...], number: int) -> tuple[TracedTurn, ...]:
+        if not self.image_every:
+            return turns
+        first = number * len(turns) + 1
+        return tuple(
+            turn if request % self.image_every else replace(turn, images=1) for request, turn in enumerate(turns, first)
+        )
 
     def _shared(self) -> str:
         return f", {self.shared_prefix_tokens} of them shared" if self.shared_prefix_tokens else ""

@@ -14,7 +14,6 @@ from rich.text import Text
 
 from ppd.proxy.cli import NumberRange
 from ppd.proxy.cli.table_view import columns, show
-from ppd.proxy.config import Mode
 from ppd.proxy.errors import PPDError
 
 from ..advice.advise import Advice, Plan, advise, modes_of
@@ -24,12 +23,13 @@ from ..advice.processes import TryingProcesses
 from ..advice.search import Standing
 from ..advice.traffic import traffic_of
 from ..advice.trying import LEAST_RPS, MOST_RPS, MOST_WORKERS, Conditions, Figures
+from ..goodput.modes import SIMULATED
 from ..replay.past_turns import PastLog
 from .receipt_log import opened
 from .slo_flags import SloFlags, slo_flags, target_text
 
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
-MODES = click.Choice([mode.value for mode in Mode])
+MODES = click.Choice(SIMULATED)
 RATES = NumberRange(LEAST_RPS, MOST_RPS)
 OTHERS = 6  # that were tried coarsely, are shown
 
@@ -42,7 +42,7 @@ OTHERS = 6  # that were tried coarsely, are shown
     "--mode",
     "modes",
     multiple=True,
-    type=click.Choice([mode.value for mode in Mode]),
+    type=click.Choice(SIMULATED),
     help="Only these; may be given several times.",
 )
 @click.option("--model", help="Of several in the log; default: the one with most turns.")

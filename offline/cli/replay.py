@@ -18,6 +18,7 @@ from ppd.proxy.laws.profile_file import find
 from ppd.proxy.laws.targets import ALLOWED_TARGETS, GivenTargets, given_targets
 from ppd.proxy.settings import Settings
 
+from ..goodput.modes import SIMULATED
 from ..replay.replay import replay
 from ..replay.summary import STALE, Difference, Summary, summary
 from .receipt_log import opened
@@ -48,7 +49,7 @@ class ReplayFlags:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="The rules of this TOML file; the flags win over it.",
 )
-@click.option("--mode", type=click.Choice([mode.value for mode in Mode]), help="Decide in this mode.")
+@click.option("--mode", type=click.Choice(SIMULATED), help="Decide in this mode.")
 @click.option("--profile", help="Engine profile of all workers, by name or path.")
 @click.option("--table", help="For mode table.")
 @click.option("--w-ttft", type=float, help="Weight of TTFT.")
@@ -85,6 +86,10 @@ def replayed(path: Path, config: ProxyConfig, targets: GivenTargets | None) -> S
     if not config.profile:
         raise ConfigError(
             "profile: must name an engine profile, as --profile: differences are predicted by it", param="profile"
+        )
+    if config.mode is Mode.PROFILES:
+        raise ConfigError(
+            f"mode = {config.mode.value!r}: a log names no labels; must be {', '.join(SIMULATED)}", param="mode"
         )
     settings = Settings(config)
     log = opened(path)

@@ -16,7 +16,7 @@ from ppd.proxy.errors import ConfigError
 from ppd.proxy.policy import Route
 from ppd.servers.fleet.topology import Topology
 
-from .run import Run
+from .run import Run, Workload
 
 _ARRIVALS, _PAUSES, _ROUTES = range(3)  # independent streams of random numbers
 
@@ -27,6 +27,7 @@ class PlannedTurn:
     output_tokens: int
     think_s: float  # from the end of the answer before it
     route: Route | None  # that the load generator forces; None: the proxy decides, by the x of the session's D
+    images: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,14 @@ def _conversation(run: Run, number: int, at_s: float) -> Conversation:
         if topology.local_decodes and index and not on_replica:
             route = None
         think_s = float(pauses.exponential(workload.think_s)) if index and workload.think_s else 0.0
-        turns.append(PlannedTurn(profile.new_tokens, profile.output_tokens, think_s, route))
+        images = _images(workload, number * workload.turns + index + 1)
+        turns.append(PlannedTurn(profile.new_tokens, profile.output_tokens, think_s, route, images))
     return Conversation(number, at_s, at_s >= run.warm_up_s, workload.shared_prefix_tokens, tuple(turns))
+
+
+def _images(workload: Workload, request: int) -> int:
+    """request: from 1, counted over all conversations."""
+    return 1 if workload.image_every and request % workload.image_every == 0 else 0
 
 
 def _random(run: Run, stream: int, number: int = 0) -> np.random.Generator:

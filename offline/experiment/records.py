@@ -41,6 +41,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     decode: str
     status: int  # HTTP; 0: no answer
     error: str = ""
+    images: int = 0  # that came with the turn; those of earlier ones come again and are not counted
 
     @property
     def ttft_s(self) -> float | None:

@@ -33,7 +33,9 @@ OF_PAIRS = frozenset(
 )
 OF_REPLICAS = frozenset({Mode.REPLICA})
 ORACLE = "oracle"  # mode `slo` that knows how long each answer will be, which no live proxy can
-NAMES = (*(mode.value for mode in Mode), ORACLE)
+LIVE_ONLY = frozenset({Mode.PROFILES})  # it goes by labels and a file of plugins, which no simulated fleet has
+SIMULATED = tuple(mode.value for mode in Mode if mode not in LIVE_ONLY)
+NAMES = (*SIMULATED, ORACLE)
 
 
 def modes_on(topology: Topology, names: tuple[str, ...] = NAMES) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from ppd.proxy.errors import ConfigError
 
 from ..traces.turns import TracedTurn
 from .local_tokenizer import LocalTokenizer
+from .picture import data_url
 from .prompt_text import draw
 from .script import Script
 from .server_tokenizer import ServerTokenizer, Tokenizer
@@ -39,8 +40,8 @@ class Author(Protocol):
 async def author_for(session: aiohttp.ClientSession, target: Target, scripts: Sequence[Script], seed: int) -> Author:
     """ConfigError where the prompts cannot be made for this target. Another seed gives other words."""
     turns = [turn for script in scripts for turn in script.turns]
-    if target.api is not Api.CHAT and any(turn.messages for turn in turns):
-        raise ConfigError("endpoint: conversations with text need chat", param="endpoint")
+    if target.api is not Api.CHAT and any(turn.messages or turn.images for turn in turns):
+        raise ConfigError("endpoint: conversations with text or images need chat", param="endpoint")
     if all(turn.messages for turn in turns):
         return ChatAuthor(None, seed)
     tokenizer: Tokenizer = ServerTokenizer(session, target)
@@ -115,7 +116,7 @@ class _Chat:
     def __init__(self, author: ChatAuthor, script: Script) -> None:
         self._author = author
         self._script = script
-        self._messages: list[dict[str, str]] = []
+        self._messages: list[dict[str, Any]] = []
 
     def ask(self, index: int) -> dict[str, Any]:
         turn = self._script.turns[index]
@@ -128,7 +129,17 @@ class _Chat:
         if not turn.messages:
             text = self._author.text(turn, (self._script.number, index), later=bool(self._messages))
             self._messages.append({"role": "user", "content": text})
+        if turn.images:
+            self._add_images(turn.images, index)
         return {"messages": self._messages}
+
+    def _add_images(self, count: int, index: int) -> None:
+        last = self._messages[-1]
+        parts: list[dict[str, Any]] = [{"type": "text", "text": last["content"]}]
+        for number in range(count):
+            url = data_url((self._script.number, index * count + number), seed=self._author.seed)
+            parts.append({"type": "image_url", "image_url": {"url": url}})
+        self._messages[-1] = {**last, "content": parts}
 
     def answered(self, text: str, token_ids: list[int]) -> None:
         self._messages.append({"role": "assistant", "content": text})

@@ -193,6 +193,7 @@ def _record(script: Script, index: int, scheduled_s: float, answer: Answer) -> R
         decode=answer.decode,
         status=answer.status,
         error=answer.error,
+        images=script.turns[index].images,
     )
 
 
@@ -202,4 +203,5 @@ def _shown(prompt: Mapping[str, Any]) -> str:
     if ids is not None:
         numbers = [str(token) for token in ids]
         return ", ".join(numbers) + "\n" + ",".join(numbers)
-    return "\n".join(message["content"] for message in prompt["messages"])
+    contents = (message["content"] for message in prompt["messages"])
+    return "\n".join(each if isinstance(each, str) else each[0]["text"] for each in contents)

@@ -39,6 +39,7 @@ def _script(conversation: Conversation, forced: bool) -> Script:
             output_tokens=turn.output_tokens,
             think_s=turn.think_s,
             blocks=None if index else blocks,
+            images=turn.images,
         )
         for index, turn in enumerate(conversation.turns)
     )

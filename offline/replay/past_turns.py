@@ -37,7 +37,7 @@ class _Line(msgspec.Struct, gc=False):
     turn: Count
     kind: Name
     stream: bool = True
-    route: Literal["", "LOCAL", "SPLIT", "REPLICA"] = ""
+    route: Literal["", "LOCAL", "SPLIT", "REPLICA", "READBACK"] = ""
     reason: Name = ""
     forced: Name = ""
     decode: Name = ""
@@ -134,7 +134,7 @@ def _past_turn(receipt: _Line, targets: dict[SloTargets, SloTargets]) -> PastTur
     legs = [_times(leg, arrived_s, ended_s) for leg in receipt.legs]
     answering = next((leg for leg in reversed(legs) if leg.worker == receipt.decode), None)
     prefill = next((leg for leg in reversed(legs) if receipt.prefill and leg.worker == receipt.prefill), None)
-    if not receipt.route or answering is None or (receipt.route == "SPLIT") is not (prefill is not None):
+    if not receipt.route or answering is None or (receipt.route in ("SPLIT", "READBACK")) is not (prefill is not None):
         return None
     decided_s = (answering if prefill is None else prefill).began_s
     is_completed = receipt.outcome == "completed"

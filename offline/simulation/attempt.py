@@ -78,9 +78,11 @@ class Attempt:
         estimates = decision.estimates(turn)
         self._booking = LegBooking(books.registry, decode, prefill, estimates, None if source is None else source.id)
         # Of the prompt's start, what the worker that computes it is to have before it does.
-        self.reach_tokens = 0 if source is None else turn.held_by(computing) + decision.fetched_tokens
+        held = 0 if decision.route is Route.READBACK else turn.held_by(computing)
+        self.reach_tokens = 0 if source is None else held + decision.fetched_tokens
         self._foreseen = None if books.laws is None else foresee(decision, turn, books.laws, None)
         self._cached_on_prefill: int | None = None
+        self.on_computed: Callable[[bool], None] = lambda well: None  # the prompt; its media no longer wait
         self._asked_s = self._first_s = books.timeline.now_s
         caches = TurnCaches(decode, prefill, None if source is None else source.id, self.reach_tokens)
         self._touches = TurnTouches(books.beliefs, entry, turn.held, turn.prompt_tokens, caches)
@@ -91,6 +93,7 @@ class Attempt:
 
     def prefilled(self, cached_tokens: int) -> None:
         self._booking.free_prefill(self._books.timeline.now_s)
+        self.on_computed(True)
         self._touches.prefilled(cached_tokens)
         self._cached_on_prefill = cached_tokens
 
@@ -98,6 +101,7 @@ class Attempt:
         self._first_s = self._books.timeline.now_s
         self._booking.computed(self._books.timeline.now_s)
         self._touches.answering()
+        self.on_computed(True)
 
     def completed(self, prompt: int, output: int, cached: int) -> None:
         match, books, residency = self._waiting.match, self._books, self._books.beliefs.residency
@@ -135,5 +139,6 @@ class Attempt:
             self._books.laws.learn(times, now_s)
 
     def failed(self) -> None:
+        self.on_computed(False)
         self._booking.release(self._books.timeline.now_s)
         self._touches.close()

@@ -138,6 +138,7 @@ class Clients:
             reach_tokens=routed.reach_tokens,
             work=request.work,
             failed=lambda: self._failed(request, routed),
+            media=asked.media,
         )
         if routed.prefill is None:
             request.job = self.fleet.ask(routed.decode, leg)
@@ -215,6 +216,7 @@ class Clients:
             decode=routed.decode.name if routed is not None else "",
             status=status,
             error=error,
+            images=request.asked.images,
         )
         self._under_way.pop(request, None)
         if self.watch is None:

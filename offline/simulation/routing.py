@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
@@ -17,15 +17,20 @@ from ppd.proxy.admission.arrival_rate import Arrivals
 from ppd.proxy.beliefs.beliefs import Beliefs
 from ppd.proxy.beliefs.held import Held, PromptEntry
 from ppd.proxy.config import Mode
+from ppd.proxy.connectors.nixl import KEPT_USUALLY_S, READS_BACK
+from ppd.proxy.encoders.choosing import EncoderRules
 from ppd.proxy.errors import AllBusy, ConfigError, NoWorkerError
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet
-from ppd.proxy.fleet.worker import Announcement, Load, Source, Worker, WorkerId
+from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
 from ppd.proxy.laws.forecasts import Forecasts, SessionReturned
 from ppd.proxy.laws.targets import USUAL, SloTargets
-from ppd.proxy.policy import Decision, Rules, Turn, decide, has_room
+from ppd.proxy.policy import Decision, Route, Rules, Turn, decide, has_room
+from ppd.proxy.policy.decision import Readable
 from ppd.proxy.policy.returns import Returns
+from ppd.proxy.readback.handles import LEAST_LEFT_S, MARGIN_S
 from ppd.proxy.sessions.hasher import Hasher
+from ppd.proxy.sessions.matching import MatchKind
 from ppd.proxy.sessions.prefix_chain import NO_MARKS, Chain, Marks
 from ppd.proxy.sessions.session import Prompt, marks_of_prompt
 from ppd.proxy.sessions.table import SessionMatch, SessionTable
@@ -33,6 +38,7 @@ from ppd.proxy.sessions.token_estimates import TokenEstimator
 
 from .attempt import MODEL, Attempt, ProxyBooks, Routed, WaitingTurn
 from .believed import drawn_factor, laws_of, with_room, without_ledger
+from .encoding import Encoding
 from .sessions import Asked
 from .setup import Setup
 from .timeline import Timeline
@@ -40,6 +46,7 @@ from .workers.fleet import SimulatedFleet, SimulatedWorker
 from .workers.kv_cache import HeardCache
 
 WORKER_TTL_S = 30.0  # the proxy's default: a worker that is silent for longer is dropped
+AUTO = EncoderRules()
 FORCED = Rules(mode=Mode.FRACTION)  # for sweeps, which force all turns but those of D with an x of their own
 
 
@@ -60,6 +67,8 @@ class ProxySetup:
     estimates_spread: float = 0.0  # and by up to so much more, or less, in each session
     residency_elsewhere: bool = True  # False: it believes only the session's last worker to hold anything
     returns: bool = True  # it goes by when sessions are likely to return
+    encoder: EncoderRules = AUTO  # which images an E encodes, where there is one
+    reads_back: bool = False  # P may read the KV of a turn that it was part of back from its D, once
     ledger: bool = True  # False: it knows only what engines report, requests and tokens that queue
 
     def __post_init__(self) -> None:
@@ -67,6 +76,14 @@ class ProxySetup:
         for name, least in (*limits, ("laws_factor", 1e-3), ("estimates_factor", 1e-3)):
             if (value := getattr(self, name)) is not None and not least <= value < float("inf"):
                 raise ConfigError(f"{name} = {value}: must be at least {least:g}", param=name)
+
+
+class Kept(NamedTuple):
+    """What a D keeps of a session."""
+
+    readable: Readable
+    incarnation: str
+    until_s: float
 
 
 class Routing(Protocol):
@@ -103,6 +120,10 @@ class PolicyRouting:
         self._rules = replace(proxy.rules, laws=laws, returns=returns)
         self._hasher = Hasher(bytes(16))
         self._heartbeat_s, self._delay_s = setup.heartbeat_s, setup.heartbeat_delay_s
+        self._encoding = Encoding(
+            timeline, self._registry, proxy.encoder, self._arrivals.turns, proxy.qps_window_s, fleet.encoders
+        )
+        self._handles: dict[int, Kept] = {}  # by history
         self._plain: tuple[Fleet, Fleet] | None = None  # a fleet, and the same without its ledger
         self._books = ProxyBooks(
             timeline,
@@ -165,6 +186,15 @@ class PolicyRouting:
             return
         attempt = Attempt(self._books, waiting, entry, turn, decision)
         attempt.begin()
+        history = waiting.match.history
+        if decision.route is Route.READBACK:
+            del self._handles[history]
+
+        def completed(prompt: int, output: int, cached: int) -> None:
+            attempt.completed(prompt, output, cached)
+            if self._proxy.reads_back:
+                self._keep(history, decision, prompt + output - 1)
+
         routed = Routed(
             decision.route,
             self._workers[decision.decode.id],
@@ -174,11 +204,35 @@ class PolicyRouting:
             attempt.reach_tokens,
             prefilled=attempt.prefilled,
             answering=attempt.answering,
-            completed=attempt.completed,
+            completed=completed,
         )
         routed.failed = lambda: self._failed(attempt, routed)
         routed.again = lambda: self._enter(waiting, first=True)
-        waiting.go(routed)
+        computes = decision.prefill or decision.decode
+        held = turn.held_by(computes) if waiting.asked.media else 0
+
+        def encoded(computed: Callable[[bool], None]) -> None:
+            attempt.on_computed = computed
+            waiting.go(routed)
+
+        self._encoding.encode(waiting.asked.media, held, computes, self._workers[computes.id], encoded)
+
+    def _keep(self, history: int, decision: Decision, tokens: int) -> None:
+        """D keeps the KV of what it has pulled; a session that moves leaves what another one keeps."""
+        decode, kept = decision.decode, self._handles.get(history)
+        if decision.prefill is not None and decision.prefill.role is Role.PREFILL and decode.role is Role.DECODE:
+            until_s = self._timeline.now_s + KEPT_USUALLY_S - MARGIN_S
+            self._handles[history] = Kept(Readable(decode.id, tokens), decode.incarnation, until_s)
+        elif kept is not None and kept.readable.decode != decode.id:
+            del self._handles[history]
+
+    def _readable(self, match: SessionMatch) -> Readable | None:
+        kept = self._handles.get(match.history)
+        if kept is None or match.kind is not MatchKind.NEXT or match.held_tokens < kept.readable.tokens:
+            return None
+        view = self._registry.view(kept.readable.decode)
+        is_there = view is not None and view.incarnation == kept.incarnation
+        return kept.readable if is_there and self._timeline.now_s + LEAST_LEFT_S <= kept.until_s else None
 
     def _failed(self, attempt: Attempt, routed: Routed) -> None:
         """Its connection has ended, and a new one is refused: the worker gets no more turns until it is heard again."""
@@ -213,6 +267,7 @@ class PolicyRouting:
             lost=self._beliefs.why_lost(match.decode),
             forced=asked.forced,
             slo=self._proxy.slo,
+            readable=self._readable(match) if self._handles else None,
         )
         return entry, turn
 
@@ -261,7 +316,7 @@ class PolicyRouting:
         self._timeline.after(self._delay_s, self._hear, self._announcement(worker))
 
     def _join(self, worker: SimulatedWorker) -> None:
-        self._descriptions[_address(worker)] = _description(worker)
+        self._descriptions[_address(worker)] = _description(worker, reads_back=self._proxy.reads_back)
         self._listen(worker)
 
     def _announcement(self, worker: SimulatedWorker) -> Announcement:
@@ -289,7 +344,7 @@ def _address(worker: SimulatedWorker) -> WorkerId:
     return WorkerId(f"{worker.name.lower()}:8000")
 
 
-def _description(worker: SimulatedWorker) -> Worker:
+def _description(worker: SimulatedWorker, *, reads_back: bool) -> Worker:
     return Worker(
         role=worker.role,
         address=_address(worker),
@@ -298,4 +353,5 @@ def _description(worker: SimulatedWorker) -> Worker:
         incarnation=str(worker.incarnation),
         source=Source.AGENT,
         x=worker.x,
+        coordinates={READS_BACK: "true"} if reads_back else {},
     )

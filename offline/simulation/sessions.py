@@ -7,10 +7,12 @@ from typing import Protocol
 
 import msgspec
 
+from ppd.proxy.media.items import MediaItem, MediaKind
 from ppd.proxy.policy import Route
 from ppd.proxy.sessions.hasher import KEY_BITS
 
 from ..experiment.plan import Conversation
+from .workers.encoder import PlacedItem
 from .workers.kv_cache import Span
 
 BYTES_PER_TOKEN = 4  # of the prompts that the simulated clients send
@@ -32,6 +34,8 @@ class Asked(msgspec.Struct, frozen=True):
     reply_key: int
     forced: Route | None = None
     head: int = 0  # of the units, how many are a system prompt
+    media: tuple[PlacedItem, ...] = ()  # of the whole prompt
+    images: int = 0  # of them, those that came with this turn
 
 
 class SimulatedSession(Protocol):
@@ -75,6 +79,7 @@ class PlannedSession:
         shared = conversation.shared_prefix_tokens
         self._history: tuple[Span, ...] = (Span(COMMON_SPAN, shared),) if shared else ()
         self._history_tokens = self._known_tokens = 0
+        self._media: tuple[PlacedItem, ...] = ()
         self._keys, self._ends = [self._key(0)], [0]
 
     def ask(self, turn: int) -> Asked:
@@ -85,6 +90,8 @@ class PlannedSession:
         is_retokenised = self._is_retokenised()
         self._history = (*prompt, self._span(planned.output_tokens) if is_retokenised else reply)
         self._add_unit(2 * turn - 1, planned.new_tokens)
+        begins = self._history_tokens + shared
+        self._media += tuple(self._image(begins, turn, number) for number in range(planned.images))
         asked = Asked(
             prompt=prompt,
             prompt_tokens=(tokens := self._history_tokens + planned.new_tokens),
@@ -95,6 +102,8 @@ class PlannedSession:
             ends=tuple(self._ends),
             reply_key=self._key(2 * turn),
             forced=planned.route if self._forced else None,
+            media=self._media,
+            images=planned.images,
         )
         self._history_tokens = tokens + planned.output_tokens
         self._known_tokens = tokens if is_retokenised else self._history_tokens
@@ -113,6 +122,9 @@ class PlannedSession:
     def _add_unit(self, place: int, tokens: int) -> None:
         self._keys.append(self._key(place))
         self._ends.append(self._ends[-1] + tokens * BYTES_PER_TOKEN)
+
+    def _image(self, at: int, turn: int, number: int) -> PlacedItem:
+        return PlacedItem(at, MediaItem(MediaKind.IMAGE, f"{self.number}-{turn}-{number}", 2 * turn - 2, 0, 0))
 
     def _key(self, place: int) -> int:
         return spread(self.number << 16 | place)

@@ -16,6 +16,7 @@ from ppd.servers.fleet.topology import Topology
 from ..experiment.records import Origin
 from ..experiment.run import Run
 from .modelled_hardware import profile_for
+from .workers.encoder import ENCODER_ITEM_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class Setup:
     unrecognised: float = 0.0  # share of later turns that published routing treats as first turns
     published_routing: bool = False  # of the paper's prototype: workers by a hash of the conversation
     slow: SlowWorker | None = None  # in the measured fleet that is simulated
+    encoder_item_s: float = ENCODER_ITEM_S  # of encoding an image, on an E as elsewhere
     costs_of: Mapping[Role, EngineProfile] = field(default_factory=dict, hash=False)  # where a role's differ
 
     def __post_init__(self) -> None:
@@ -39,6 +41,8 @@ class Setup:
         for name in ("unrecognised", "retokenised_replies"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} = {getattr(self, name)}: must be a share from 0 to 1", param=name)
+        if self.encoder_item_s < 0:
+            raise ConfigError(f"encoder_item_s = {self.encoder_item_s}: must not be negative", param="encoder_item_s")
         for name in ("lease_s", "heartbeat_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} = {getattr(self, name)}: must be above 0", param=name)

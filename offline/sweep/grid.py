@@ -37,6 +37,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     turns: tuple[AtLeastOne, ...] = (2,)
     think_s: tuple[Seconds, ...] = (0.0,)
     shared_prefix_tokens: tuple[Count, ...] = (0,)
+    image_every: tuple[Count, ...] = (0,)
     arrivals: str = POISSON  # or the path of a trace in one of the formats of `traces`
     seconds: Positive = 10.0
     conversations: AtLeastOne = 1  # measured in a run, at least
@@ -70,10 +71,17 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         )
 
     def workloads(self) -> Iterator[Workload]:
-        for first, later, turns, think_s, shared in product(
-            self.first, self.later, self.turns, self.think_s, self.shared_prefix_tokens
+        for first, later, turns, think_s, shared, images in product(
+            self.first, self.later, self.turns, self.think_s, self.shared_prefix_tokens, self.image_every
         ):
-            yield Workload(first=first, later=later, turns=turns, think_s=think_s, shared_prefix_tokens=shared)
+            yield Workload(
+                first=first,
+                later=later,
+                turns=turns,
+                think_s=think_s,
+                shared_prefix_tokens=shared,
+                image_every=images,
+            )
 
     def difference(self, other: Grid) -> str:
         """The first axis that differs, with both values; empty if none does. HOW_OFTEN does not count."""

@@ -46,6 +46,7 @@ _LISTS: Final[dict[str, Any]] = {
     "turns": AtLeastOne,
     "think_s": Seconds,
     "shared_prefix_tokens": Count,
+    "image_every": Count,
 }
 _VALUES: Final[dict[str, Any]] = {
     "arrivals": str,

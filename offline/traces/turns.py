@@ -42,6 +42,7 @@ class TracedTurn:
     think_s: float = 0.0  # from the end of the answer before
     gap_s: float = 0.0  # from the sending of the turn before
     messages: tuple[Message, ...] = ()  # none: its text was not recorded
+    images: int = 0  # that come with what it adds
     reply: str = ""  # the answer as recorded
     blocks: Blocks | None = None  # of a prompt that does not continue an earlier turn
     restarts: bool = False  # a later turn whose prompt is new from the start, as after a compaction

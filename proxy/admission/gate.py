@@ -102,6 +102,10 @@ class Admission:
     def waiting(self) -> int:
         return len(self._line)
 
+    @property
+    def is_closed_down(self) -> bool:
+        return self._draining
+
     def try_enter(self, ticket: Ticket) -> Permit | None:
         """A permit if one is free and no turn with equal needs waits; Overloaded when draining."""
         if self._draining:

@@ -11,6 +11,7 @@ from quart import Blueprint, Response, request
 from ..admission.auth import check_admin, lowered
 from ..assembly import Proxy
 from ..config import ProxyConfig, convert
+from ..connectors import missing_coordinates
 from ..errors import NotFound, RequestError
 from ..fleet.view import WorkerView
 from ..fleet.worker import Source
@@ -25,7 +26,10 @@ T = TypeVar("T")
 BODY_LIMIT_S = 30.0
 BODY_LIMIT_BYTES = 64 * 1024
 TARGETS = ("slo_ttft_s", "slo_ttft_factor", "slo_tpot_s")
-CHANGEABLE = ("mode", "x", "w_ttft", "w_tpot", *TARGETS, "lookup", "uncovered", "table", *Limits.__struct_fields__)
+CHANGEABLE = (
+    *("mode", "order", "x", "w_ttft", "w_tpot", *TARGETS, "lookup", "uncovered", "table"),
+    *Limits.__struct_fields__,
+)
 
 
 class WorkerCall(msgspec.Struct, forbid_unknown_fields=True):
@@ -193,9 +197,12 @@ def _worker(view: WorkerView, now_s: float) -> dict[str, object]:
         "engine": worker.engine,
         "engine_version": worker.engine_version,
         "connector": worker.connector,
+        "missing_coordinates": missing_coordinates(worker),
         "source": worker.source,
         "x": worker.x,
         "profile": worker.profile,
+        "labels": worker.labels,
+        "sidecar": worker.has_sidecar,
         "incarnation": view.incarnation,
         "silent_s": round(now_s - view.heard_s, 1) if worker.source is not Source.STATIC else None,
         "running": load.running,

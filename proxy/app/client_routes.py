@@ -17,13 +17,15 @@ from ..admission.auth import authenticate, check_operator_path, leg_headers, low
 from ..admission.keys import Client
 from ..admission.web_pages import Origins, check_is_json
 from ..assembly import Proxy
+from ..config import ProxyConfig
 from ..connectors.prefill import engine_version
 from ..errors import BodyTooLarge, NotFound, NoWorkerError, PPDError, RequestError
+from ..fleet.worker import WorkerId
 from ..openai.request import Endpoint
+from ..passthrough.passthrough import AUDIO, ENDPOINTS, ONLY
 from ..policy.placement import ways_to_serve
-from ..routing.passthrough import AUDIO, ENDPOINTS
 from ..routing.router import TurnReply
-from ..routing.service import JSON, error_reply
+from ..routing.service import JSON, TurnService, error_reply
 from ..telemetry.access_log import RECORD, AccessRecord
 from ..telemetry.merged_metrics import render
 from .admin_routes import admin_routes
@@ -39,12 +41,7 @@ LAG_LIMIT_S = 5.0  # a process whose loop stood still for this long is not ready
 
 
 def create_app(proxy: Proxy) -> Quart:
-    app = Quart(__name__, static_folder=None)
-    app.config["MAX_CONTENT_LENGTH"] = proxy.settings.config.body_limit_bytes
-    app.config["BODY_TIMEOUT"] = None  # `whole_body` has its own
-    app.config["RESPONSE_TIMEOUT"] = None  # a stream may take long; each read from its worker has a time-out
-    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
-    app.url_map.merge_slashes = False  # a redirect would name the client's own Host
+    app = turn_app(proxy.settings.config, proxy.turns)
     proxy.membership.handlers |= {
         "workers": partial(run_command, proxy),
         "receipt": partial(answer_receipt, proxy.state.receipts),
@@ -55,12 +52,10 @@ def create_app(proxy: Proxy) -> Quart:
     async def catch_up() -> None:
         proxy.membership.catch_up()
 
-    _turn_routes(app, proxy)
     _passthrough_routes(app, proxy)
     _engine_routes(app, proxy)
     _operator_routes(app, proxy)
     app.register_blueprint(admin_routes(proxy))
-    _error_handlers(app)
 
     @app.while_serving
     async def lifespan() -> AsyncGenerator[None, None]:
@@ -71,23 +66,36 @@ def create_app(proxy: Proxy) -> Quart:
     return app
 
 
-def _turn_routes(app: Quart, proxy: Proxy) -> None:
-    config = proxy.settings.config
+def turn_app(config: ProxyConfig, turns: TurnService) -> Quart:
+    """Answers turns, and whatever else with an error of ours; further routes may follow."""
+    app = Quart(__name__, static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = config.body_limit_bytes
+    app.config["BODY_TIMEOUT"] = None  # `whole_body` has its own
+    app.config["RESPONSE_TIMEOUT"] = None  # a stream may take long; each read from its worker has a time-out
+    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
+    app.url_map.merge_slashes = False  # a redirect would name the client's own Host
 
     async def turn() -> Response:
-        caller = proxy.turns.caller(Endpoint(request.path), lowered(request.headers))
+        caller = turns.caller(Endpoint(request.path), lowered(request.headers))
         if (record := _record()) is not None:
             record.receipt = caller.receipt
         body = await whole_body(config.idle_timeout_s, config.body_limit_bytes)
-        return _response(await proxy.turns.answer(caller, body))
+        return _response(await turns.answer(caller, body))
 
     for endpoint in Endpoint:
         app.add_url_rule(endpoint.value, f"turn_{endpoint.name}", turn, methods=["POST"])
+    _error_handlers(app)
+    return app
 
 
 def _record() -> AccessRecord | None:
     record: AccessRecord | None = request.scope.get("state", {}).get(RECORD)
     return record
+
+
+def _only() -> frozenset[WorkerId] | None:
+    only: frozenset[WorkerId] | None = request.scope.get("state", {}).get(ONLY)
+    return only
 
 
 def _response(reply: TurnReply) -> Response:
@@ -128,7 +136,7 @@ def _passthrough_routes(app: Quart, proxy: Proxy) -> None:
         elif request.method == "POST":
             check_is_json(headers)
         body = await whole_body(config.idle_timeout_s, config.body_limit_bytes)
-        answer = await proxy.passthrough.forward(request.method, _target(), body, headers, client)
+        answer = await proxy.passthrough.within(_only()).forward(request.method, _target(), body, headers, client)
         if (record := _record()) is not None:
             record.model, record.worker = answer.model, answer.worker
         proxy.state.metrics.passed_through.labels("/v1/audio" if name else request.path, str(answer.status)).inc()
@@ -137,7 +145,9 @@ def _passthrough_routes(app: Quart, proxy: Proxy) -> None:
     async def stored(response_id: str) -> Response:
         client, headers = _authenticated(proxy)
         await whole_body(config.idle_timeout_s, config.body_limit_bytes)  # which says nothing
-        answer = await proxy.stored_responses.forward(request.method, _target(), response_id, headers, client)
+        answer = await proxy.stored_responses.within(_only()).forward(
+            request.method, _target(), response_id, headers, client
+        )
         name = "/v1/responses/{response_id}" + ("/cancel" if request.method == "POST" else "")
         proxy.state.metrics.passed_through.labels(name, str(answer.status)).inc()
         return Response(answer.chunks, answer.status, answer.headers)
@@ -204,10 +214,8 @@ def _operator_routes(app: Quart, proxy: Proxy) -> None:
     @app.get("/ready")
     async def ready() -> Response:
         check()
-        ways = ways_to_serve(proxy.state.registry.views())
-        lag = _lag(proxy)
-        is_ready = any(ways.values()) and not proxy.drain.is_announced and lag["loop_lag_s"] < LAG_LIMIT_S
-        return Response(msgspec.json.encode({**ways, **lag}), 200 if is_ready else 503, content_type=JSON)
+        told = {**ways_to_serve(proxy.state.registry.views()), **_lag(proxy)}
+        return Response(msgspec.json.encode(told), 200 if is_ready(proxy) else 503, content_type=JSON)
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -217,6 +225,13 @@ def _operator_routes(app: Quart, proxy: Proxy) -> None:
     @app.get("/openapi.json")
     async def openapi() -> Response:
         return Response(render_openapi(), content_type=JSON)
+
+
+def is_ready(proxy: Proxy) -> bool:
+    """Whether it takes turns: a worker can answer them, and the proxy neither ends nor stands still."""
+    is_ending = proxy.drain.is_announced or proxy.state.admission.is_closed_down
+    can_serve = any(ways_to_serve(proxy.state.registry.views()).values())
+    return can_serve and not is_ending and proxy.loop_watch.lag_s() < LAG_LIMIT_S
 
 
 def _lag(proxy: Proxy) -> dict[str, float]:

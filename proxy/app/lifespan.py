@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable
 from functools import partial
 
 from ..assembly import Proxy
+from ..connectors import missing_coordinates
 from ..fleet.view import WorkerView
 from ..fleet.worker import Source, Worker, WorkerId
 from ..laws.accuracy import TURNS, Subject
@@ -64,8 +66,8 @@ async def close(proxy: Proxy, background: Background) -> None:
 
 
 class FleetWatch:
-    """Once a second: notes who answers turns, drops silent workers, probes those that leave a handoff unanswered, and
-    logs what changed.
+    """Once a second: notes who answers turns, drops silent workers, probes those that leave a handoff unanswered or
+    have failed by what they told, and logs what changed.
 
     With several processes only the leader drops workers, and only it logs at INFO.
     """
@@ -83,13 +85,17 @@ class FleetWatch:
                 self._proxy.state.registry.answered(worker)
             self._drop_silent()
             self._probe_unheard()
+            self._ask_again()
             self._note_changes()
             self._laws.look()
             self._proxy.state.admission.admit_waiting()  # a worker may have come, or come back
 
-    def _snapshot(self) -> dict[WorkerId, tuple[str, str, str]]:
-        """Name, state and incarnation of each worker."""
-        return {view.id: (view.name, view.state, view.incarnation) for view in self._proxy.state.registry.views()}
+    def _snapshot(self) -> dict[WorkerId, tuple[str, str, str, str]]:
+        """Name, state and incarnation of each worker, and what its connector misses."""
+        return {
+            view.id: (view.name, view.state, view.incarnation, ", ".join(missing_coordinates(view.worker)))
+            for view in self._proxy.state.registry.views()
+        }
 
     def _drop_silent(self) -> None:
         proxy = self._proxy
@@ -103,19 +109,30 @@ class FleetWatch:
             if (silent := self._proxy.state.registry.view(worker)) is not None:
                 self._proxy.prober.doubt(silent)
 
+    def _ask_again(self) -> None:
+        """P whose legs have failed: one that has begun anew tells other coordinates, and D fails by the old ones."""
+        registry, asked = self._proxy.state.registry, self._proxy.state.health.to_ask_again
+        for view in filter(None, map(registry.view, asked)):
+            if self._proxy.membership.leads:
+                self._proxy.prober.ask_again(view)
+        asked.clear()
+
     def _note_changes(self) -> None:
-        leads, seen = self._proxy.membership.leads, self._snapshot()
+        leads, state, seen = self._proxy.membership.leads, self._proxy.state, self._snapshot()
         for worker in self._known.keys() | seen.keys():
             before, after = self._known.get(worker), seen.get(worker)
             if before == after:
                 continue
             is_other = after is None or before is None or before[1] == "down" or before[2] != after[2]
-            if is_other and leads:
-                self._proxy.state.health.forget(worker)  # a new engine does not inherit the failures of the old one
-            name, state, _ = after or before or ("", "", "")
+            if is_other and leads:  # a new engine does not inherit the failures of the old one; its own ones stand
+                view = state.registry.view(worker)
+                state.health.forget(worker, view.since_s if view else math.inf)
+            name, status, _, missing = after or before or ("", "", "", "")
             level = logging.INFO if leads else logging.DEBUG
-            what = self._named(worker, state) if after else self._gone(worker)
+            what = self._named(worker, status) if after else self._gone(worker)
             log.log(level, "worker %s %s: %s", name, worker, what)
+            if after and missing and status == "up" and leads:
+                log.warning("worker %s %s: takes no part in a SPLIT, as it does not tell its %s", name, worker, missing)
         self._known = seen
         self._silent.clear()
 
@@ -182,7 +199,7 @@ def _reloaded(proxy: Proxy, taken: bool) -> None:
 
 def _apply(proxy: Proxy) -> None:
     """Applies the live keys of the config: routing rules and, in the leader, static workers."""
-    proxy.router.rules = proxy.settings.rules()
+    proxy.chooser.rules = proxy.settings.rules()
     if not proxy.membership.leads:
         return  # the leader tells the others
     wanted = {worker.id: worker for worker in proxy.settings.static_workers}

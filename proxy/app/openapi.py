@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from ..openai.request import Endpoint
+from ..passthrough.passthrough import ENDPOINTS
 from ..policy import Route
-from ..routing.passthrough import ENDPOINTS
 from .openapi_schemas import SCHEMAS, ref
 
 Json = dict[str, Any]

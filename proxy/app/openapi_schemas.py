@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..config import Lookup, Mode, Uncovered
+from ..config import Lookup, Mode, StageOrder, Uncovered
 from ..fleet.worker import Role, Source
 from ..laws.accuracy import Basis
 from ..laws.corrections import Figure
@@ -134,6 +134,7 @@ _ANSWERS: Json = {
 
 _WEIGHTS: Json = {
     "mode": {"enum": [*Mode]},
+    "order": {"enum": [*StageOrder]},
     "x": {"type": "number", "minimum": 0, "maximum": 1},
     "w_ttft": {"type": "number", "minimum": 0},
     "w_tpot": {"type": "number", "minimum": 0},
@@ -159,9 +160,12 @@ _WORKER = _object(
         "engine": _NAME,
         "engine_version": _NAME,
         "connector": _NAME,
+        "missing_coordinates": _list(_NAME),
         "source": {"enum": [*Source]},
         "x": {"type": ["number", "null"]},
         "profile": _NAME,
+        "labels": {"type": "object", "additionalProperties": {"type": "string"}},
+        "sidecar": {"type": "boolean"},
         "incarnation": _NAME,
         "silent_s": {"type": ["number", "null"]},
         "running": _COUNT,

@@ -71,7 +71,7 @@ class Beliefs:
         observed: Mapping[WorkerId, int] | None = None,
         by_tokens: Mapping[WorkerId, Found] | None = None,
     ) -> dict[WorkerId, Held]:
-        """Of a prompt, by those of these workers that hold any of it.
+        """Of a prompt, by those of these workers that hold any of it. One that keeps no prefixes never does.
 
         most: tokens that it has in common with the history that it continues; observed: what engines themselves say
         that they hold of that, which then counts alone; by_tokens: what they say of this very prompt, which counts
@@ -87,12 +87,17 @@ class Beliefs:
             shared = by_mark.get(number, 0) if by_mark and tokens < max(1, most) else 0
             worker, book = self._numbered[number]
             view = views.get(worker)
-            if view is None or view.incarnation != book.incarnation or (observed and worker in observed):
+            if (
+                view is None
+                or (view.worker.coordinates and not view.worker.keeps_prefixes)
+                or view.incarnation != book.incarnation
+                or (observed and worker in observed)
+            ):
                 continue
             if tokens or shared:
                 found[worker] = Held(shared, shares) if shared > tokens else Held(tokens, own)
         for worker, tokens in (observed or {}).items():
-            if tokens > 0 and worker in views:
+            if tokens > 0 and worker in views and views[worker].worker.keeps_prefixes:
                 found[worker] = Held(tokens, BeliefEvidence.KV_EVENTS)
         if by_tokens:
             _overrule(found, by_tokens)
@@ -101,7 +106,7 @@ class Beliefs:
     def why_lost(self, was: Residency | None) -> str | None:
         """Why the worker no longer holds what it did: `decode_restarted` or `evicted`; None: nothing was there."""
         view = None if was is None else self._view(was.worker)
-        if was is None or view is None:
+        if was is None or view is None or not view.worker.keeps_prefixes:
             return None
         return "evicted" if view.incarnation == was.incarnation else "decode_restarted"
 

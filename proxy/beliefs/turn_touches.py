@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -21,6 +22,20 @@ class TurnCaches(msgspec.Struct, frozen=True):
     prefill: WorkerId | None = None
     source: WorkerId | None = None  # from which whoever computes the prompt fetches its start
     reach_tokens: int = 0  # of the prompt, that it then has
+
+
+class Touches(Protocol):
+    """What an attempt tells of itself; see `TurnTouches`."""
+
+    def sent(self) -> None: ...
+
+    def prefilled(self, cached: int | None) -> None: ...
+
+    def answering(self) -> None: ...
+
+    def answered(self, cached: int | None) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class TurnTouches:
@@ -77,7 +92,8 @@ class TurnTouches:
         assert self._prefill is not None, "only a SPLIT has a P"
         self._found(self._prefill, cached)
         self._touch(self._prefill)
-        self._expect(self._decode)
+        if self._decode not in self._since:  # else it answers already: both legs ran at once
+            self._expect(self._decode)
 
     def answering(self) -> None:
         """The prompt's KV is on the answering worker from here on, whatever becomes of its answer."""

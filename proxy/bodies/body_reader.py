@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from .. import plane
 from ..admission.keys import Client
 from ..config import ProxyConfig
 from ..errors import RequestError
@@ -25,6 +26,7 @@ from ..sessions.text_cuts import TextCuts
 from .body_worker import ForwardedBody, ReadAnswer, ReadForwarded, ReadTurn, TurnBody, Unreadable, WholeAnswer
 from .forwarded import model_of, public_body
 from .helper_process import HelperProcess
+from .named_media import with_named_media
 from .shared_bytes import LARGE_BYTES, SharedBytes
 
 Body = bytes | SharedBytes
@@ -68,18 +70,20 @@ class BodyReader:
     async def turn(self, endpoint: Endpoint, headers: Mapping[str, str], client: Client, body: Body) -> Request:
         """RequestError (400) for an invalid body."""
         config = self._config
-        if isinstance(body, bytes) and (weighs := _weight(body)) <= _INTRICATE:
+        if isinstance(body, bytes) and (looked := Look.at(body)).weighs <= _INTRICATE:
+            units_limit, depth_limit = config.request_units_limit, config.json_depth_limit
             rules = ReadingRules(
                 hasher=self._hasher,
                 tenant=client.tenant,
                 session_key=config.session_key,
-                depth_limit=config.json_depth_limit,
-                units_limit=None if weighs <= config.request_units_limit else config.request_units_limit,
+                depth_limit=None if looked.depth <= depth_limit else depth_limit,
+                units_limit=None if looked.weighs <= units_limit else units_limit,
                 salted=None if client.scope is None else client.scope.salt,
                 aliases=self._aliases(),
                 templates=self._templates(),
             )
-            return parse_request(endpoint, body, headers, rules)
+            request = parse_request(endpoint, body, headers, rules)
+            return with_named_media(request, client.tenant, config.media_limit) if request.has_media else request
         how = ReadTurn(
             endpoint=endpoint,
             headers=dict(headers),
@@ -91,6 +95,7 @@ class BodyReader:
             session_key=config.session_key,
             depth_limit=config.json_depth_limit,
             units_limit=config.request_units_limit,
+            media_limit=config.media_limit,
         )
         shared = SharedBytes.of([body]) if isinstance(body, bytes) else body
         answer, new = await self._helper.ask("turn", msgspec.msgpack.encode(how), shared)
@@ -123,6 +128,8 @@ class BodyReader:
         )
         known = ReadPrompt(chain, found.count, found.opener)
         request = request_of(how.endpoint, fields, how.headers, how.rules(self._hasher), known)
+        if found.media:
+            request = msgspec.structs.replace(request, has_media=True, media=found.media)
         if found.prompts is None:
             return request
         prompts = tuple(msgspec.Raw(text[start:end]) for start, end in found.prompts)
@@ -131,7 +138,7 @@ class BodyReader:
     async def forwarded(self, content_type: str, body: Body, client: Client, path: str) -> tuple[str, Body]:
         """The model that it names, and the body that a worker may see."""
         depth_limit = self._config.json_depth_limit
-        if isinstance(body, bytes) and _weight(body) <= _INTRICATE:
+        if isinstance(body, bytes) and Look.at(body).weighs <= _INTRICATE:
             model = model_of(content_type, body)
             return model, body if not body or is_form(content_type) else public_body(body, client, depth_limit, path)
         asked = ReadForwarded(content_type=content_type, client=client, depth_limit=depth_limit, path=path)
@@ -160,11 +167,23 @@ def body_of(parts: Sequence[bytes | memoryview]) -> Body:
     return b"".join(parts) if sum(map(len, parts)) <= LARGE_BYTES else SharedBytes.of(parts)
 
 
-def _weight(body: bytes) -> float:
-    """Of values that it may hold; short bodies cannot hold too many, and large ones are not looked at here."""
-    if len(body) > LARGE_BYTES:
-        return math.inf
-    return weight(body) if len(body) > _SHORT_BYTES else len(body)
+class Look(NamedTuple):
+    """What one pass over a body's bytes shows, or its size: neither is too low."""
+
+    weighs: float  # as many values, at most
+    depth: float = math.inf
+
+    @classmethod
+    def at(cls, body: bytes) -> Look:
+        """Short bodies cannot hold too many values, and large ones are not looked at here."""
+        if len(body) > LARGE_BYTES:
+            return cls(math.inf)
+        if len(body) <= _SHORT_BYTES:
+            return cls(len(body))
+        if plane.IS_BUILT:
+            depth, _, weighs = plane.bones(body)
+            return cls(weighs, depth)
+        return cls(weight(body))
 
 
 def _read(decoder: msgspec.msgpack.Decoder[tuple[T | None, Unreadable | None]], answer: bytes) -> T:

@@ -14,6 +14,7 @@ from ..admission.keys import Client
 from ..admission.tenant_scope import TenantScope
 from ..config import SessionKey
 from ..errors import PPDError, RequestError
+from ..media.items import MediaItem
 from ..openai.answer import AnswerObserver, AnswerSummary
 from ..openai.body_members import Fields, Places, members, places_in
 from ..openai.edits import Edits, edited_body
@@ -27,6 +28,7 @@ from ..sessions.text_cuts import cuts_of
 from ..sessions.text_kinds import kind_of
 from .forwarded import model_of, public_body
 from .helper_process import serve
+from .named_media import with_named_media
 
 OPEN_MESSAGE_BYTES = 1024 * 1024
 """A last message that the reply continues is hashed again by the proxy itself, if it is no longer than this."""
@@ -49,6 +51,7 @@ class ReadTurn(msgspec.Struct, frozen=True, kw_only=True):
     session_key: SessionKey
     depth_limit: int
     units_limit: int
+    media_limit: int
 
     def rules(self, hasher: Hasher) -> ReadingRules:
         return ReadingRules(
@@ -83,6 +86,7 @@ class TurnBody(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     opener: str | None
     prompts: list[tuple[int, int]] | None = None  # start and end of each, in the body, of a list of prompts
+    media: tuple[MediaItem, ...] = ()
     open_message: bytes = b""  # the last one, if the reply continues it
 
 
@@ -97,11 +101,13 @@ class ForwardedBody(msgspec.Struct, frozen=True):
     model: str
 
 
-class ReadAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class ReadAnswer(msgspec.Struct, frozen=True):
     """How to read a worker's whole answer."""
 
     endpoint: Endpoint
     cached_tokens: int | None
+    reads_handle: bool = False  # and hides the ids of tokens that are asked for with it
+    hides: tuple[str, str] | None = None  # as of `Edits`
 
 
 class WholeAnswer(msgspec.Struct, frozen=True):
@@ -147,9 +153,10 @@ def _forwarded(arguments: bytes, view: memoryview) -> tuple[bytes, bytes | None]
 def _answer(arguments: bytes, view: memoryview) -> tuple[bytes, bytes | None]:
     how, body = msgspec.msgpack.decode(arguments, type=ReadAnswer), bytes(view)
     kept = _Pieces()
-    observer = AnswerObserver(how.endpoint, kept)
+    observer = AnswerObserver(how.endpoint, kept, reads_handle=how.reads_handle)
     observer.observe_body(body)
-    shown = edited_body(body, Edits(cached_tokens=how.cached_tokens))
+    edits = Edits(cached_tokens=how.cached_tokens, hide_token_ids=how.reads_handle, hides=how.hides)
+    shown = edited_body(body, edits)
     found = WholeAnswer(observer.summary, kept.pieces if kept.size <= PIECES_LIMIT else None)
     return msgspec.msgpack.encode([found, None]), None if shown is body else shown
 
@@ -184,6 +191,8 @@ def _refused(exc: PPDError) -> bytes:
 def read_turn(how: ReadTurn, body: bytes) -> tuple[TurnBody, bytes | None]:
     check_members(body)
     request = parse_request(how.endpoint, body, how.headers, how.rules(_hasher(how.secret)))
+    if request.has_media:
+        request = with_named_media(request, how.tenant, how.media_limit)
     places, new_body = _placed(body, request.fields)
     text = new_body or body
     starts = {name: end - memoryview(request.fields[name]).nbytes for name, (_, end) in places.items()}
@@ -203,6 +212,7 @@ def read_turn(how: ReadTurn, body: bytes) -> tuple[TurnBody, bytes | None]:
         count=_count(request),
         opener=request.prompt.opener,
         prompts=_prompts(request, text, starts.get("prompt", 0)),
+        media=request.media,
         open_message=_open_message(request),
     )
     return found, new_body + bytes(chain.data) or None

@@ -9,6 +9,7 @@ from ..admission.queue import effective_priority
 from ..admission.tenant_scope import SALTED
 from ..connectors.leg import public_fields
 from ..errors import RequestError
+from ..media.items import without_names
 from ..openai.body_members import check_depth, decoded, encoded
 from ..openai.form import field as form_field
 from ..openai.form import is_form
@@ -16,6 +17,9 @@ from ..openai.request import MODEL_LIMIT, Fields
 
 UNSALTED_PATHS = ("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v2/embed")
 """The paths whose engines take no `cache_salt`, in vLLM 0.32: all but the last compute no prompt."""
+
+
+_HOLDERS = ("messages", "input")
 
 
 class _ModelOnly(msgspec.Struct):
@@ -50,7 +54,15 @@ def public_body(body: bytes, client: Client, depth_limit: int, path: str = "") -
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise RequestError("the body must be a JSON object or a multipart form") from None
     kept = _in_scope(_in_class(public_fields(fields), client), client, path)
+    if b"uuid" in body or b"\\u" in body:
+        kept |= _unnamed(kept)
     return body if kept == fields else msgspec.json.encode(kept)
+
+
+def _unnamed(fields: Fields) -> Fields:
+    """Members in which media have names of the client's, without them: engines know media by names, of any tenant."""
+    found = {name: decoded(fields[name]) for name in _HOLDERS if name in fields}
+    return {name: encoded(value) for name, value in found.items() if without_names(value)}
 
 
 def _in_scope(fields: Fields, client: Client, path: str) -> Fields:

@@ -1,4 +1,4 @@
-"""The commands `ppd serve`, `table`, `keys`, `doctor` and `why`."""
+"""The commands `ppd serve`, `picker`, `envoy-config`, `table`, `keys`, `doctor` and `why`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ class NumberRange(click.FloatRange):
         if math.isnan(number):
             self.fail(f"{value} is not a number.", param, ctx)
         return number
+
+
+def host_and_port(ctx: click.Context, param: click.Parameter, value: str | tuple[str, ...] | None) -> Any:
+    """A callback of options: host and port of `host:port`, with brackets around an IPv6 address; or of several."""
+    if value is None:
+        return None
+    if isinstance(value, tuple):
+        return tuple([host_and_port(ctx, param, each) for each in value])
+    host, _, port = value.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise click.BadParameter(f"{value} is not HOST:PORT, with a port from 1 to 65535")
+    return host.strip("[]"), int(port)
 
 
 class CommandGroup(click.Group):

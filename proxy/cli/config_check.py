@@ -9,15 +9,19 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
+
 from ..admission.key_file import KeyRing
 from ..config import Draft, ProxyConfig, all_of, refused
 from ..decision_table.score import weight_rules
 from ..discovery.heartbeat_listener import curve_keys
 from ..discovery.static_workers import static_workers
-from ..errors import PPDError
+from ..downstream.serve import check_extra
+from ..errors import ConfigErrors, PPDError
 from ..laws.targets import target_rules
+from ..policy.stage_order import order_rules
 from ..runtime.tls import client_tls, worker_tls
-from ..settings import check_mode, check_table, profiles
+from ..settings import check_mode, check_table, endpoints, profiles, schedule
 from ..tokenizer.folder_names import FolderNames
 
 
@@ -27,6 +31,14 @@ def check(draft: Draft) -> ProxyConfig:
     if errors:
         raise all_of(errors)
     return draft.config
+
+
+def checked(path: Path | None) -> ProxyConfig:
+    """Of a TOML file; click's own error for what is wrong in it."""
+    try:
+        return check(Draft.read(path, {}))
+    except PPDError as exc:
+        raise click.ClickException(exc.in_lines() if isinstance(exc, ConfigErrors) else exc.message) from exc
 
 
 def problems(config: ProxyConfig) -> Iterator[PPDError]:
@@ -54,6 +66,18 @@ def _profiles(config: ProxyConfig) -> None:
     profiles(config, workers)
 
 
+def _schedule(config: ProxyConfig) -> None:
+    endpoints(schedule(config))
+
+
+def _mode(config: ProxyConfig) -> None:
+    try:
+        plugins = schedule(config)
+    except PPDError:  # told already
+        return
+    check_mode(config, plugins)
+
+
 def _client_keys(config: ProxyConfig) -> None:
     if config.keys_file:
         KeyRing(Path(config.keys_file), config.admin_key)
@@ -77,7 +101,12 @@ def _receipt_log(config: ProxyConfig) -> None:
         raise refused("receipt_log", config.receipt_log, "a file that can be written")
 
 
+def _picker(config: ProxyConfig) -> None:
+    if config.picker_port:
+        check_extra()
+
+
 PARTS: tuple[Callable[[ProxyConfig], object], ...] = (
-    *(static_workers, weight_rules, target_rules, _table, _profiles, check_mode, _client_keys, client_tls),
-    *(worker_tls, _curve_keys, _receipt_log, _tokenizer),
+    *(static_workers, weight_rules, target_rules, order_rules, _table, _profiles, _schedule, _mode, _client_keys),
+    *(client_tls, worker_tls, _curve_keys, _receipt_log, _tokenizer, _picker),
 )

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import signal
 import socket
-from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -15,14 +13,14 @@ from pathlib import Path
 import click
 
 from ..assembly import Proxy, assemble
-from ..config import Draft, LogFormat, ProxyConfig
+from ..config import Draft, ProxyConfig
 from ..config.reference import json_schema
 from ..downstream.serve import listen, serve
 from ..errors import ConfigErrors, PPDError
 from ..peers.channels import Member
 from ..peers.supervisor import UNUSABLE, Supervisor
-from ..runtime.line_writer import DescriptorSink, DirectLines, Lines, LineWriter
-from ..runtime.log_output import LogOutput, MakeLines, fill_standard_streams, start_log
+from ..runtime.log_output import LogOutput, fill_standard_streams
+from ..runtime.process import log_to_stderr, new_loop, stop_on_signals
 from ..runtime.process_limits import collect_garbage_less, limit_heap, raise_open_files_limit
 from ..settings import ConfigSource, Settings
 from ..telemetry.metrics import log_counters
@@ -31,10 +29,8 @@ from .config_flags import ConfigCommand
 
 log = logging.getLogger(__name__)
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-
-def _run(config_path: Path | None, check_only: bool, **flags: object) -> None:
+def run(config_path: Path | None, check_only: bool, **flags: object) -> None:
     given = {name: value for name, value in flags.items() if value not in (None, ())}
     source = ConfigSource(config_path, given) if config_path else None
     try:
@@ -54,7 +50,7 @@ def _start(settings: Settings) -> None:
     raise_open_files_limit()
     fill_standard_streams()
     is_alone = config.processes == 1
-    output = _start_log(config, _threaded_stderr if is_alone else _direct_stderr)
+    output = log_to_stderr(config, has_threads=is_alone)
     log.info("%s", describe(settings))
     if told := prefill_notice(config):
         log.log(*told)
@@ -63,16 +59,16 @@ def _start(settings: Settings) -> None:
             if not is_alone:
                 work = partial(_run_one, settings, listening)
                 raise SystemExit(Supervisor(config.processes, work, listening.close).run())
-            with asyncio.Runner(loop_factory=_new_loop) as runner:
+            with asyncio.Runner(loop_factory=new_loop) as runner:
                 runner.run(_serve(settings, listening, output))
     except PPDError as exc:
         raise click.ClickException(str(exc)) from exc
 
 
 def _run_one(settings: Settings, listening: socket.socket, member: Member, alive: int) -> int:
-    output = _start_log(settings.config, _threaded_stderr)
+    output = log_to_stderr(settings.config)
     try:
-        with asyncio.Runner(loop_factory=_new_loop) as runner:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(_serve(settings, listening, output, member, alive))
     except PPDError as exc:
         log.error("%s", exc)
@@ -80,41 +76,13 @@ def _run_one(settings: Settings, listening: socket.socket, member: Member, alive
     return 0
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop where it is installed, which is not on Windows: it saves a third of a request's time."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
-
-
-STDERR = 2
-
-
-def _threaded_stderr(lost_line: Callable[[int], bytes], tick: Callable[[], None]) -> Lines:
-    return LineWriter(DescriptorSink(STDERR), lost_line, tick)
-
-
-def _direct_stderr(lost_line: Callable[[int], bytes], tick: Callable[[], None]) -> Lines:
-    """For the supervisor, which forks and so has no thread."""
-    return DirectLines(STDERR, lost_line)
-
-
-def _start_log(config: ProxyConfig, lines: MakeLines) -> LogOutput:
-    return start_log(
-        lines,
-        level=logging.getLevelNamesMapping()[config.log_level.upper()],
-        as_json=config.log_format is LogFormat.JSON,
-        most_a_minute=config.log_lines_per_minute,
-    )
-
-
 def describe(settings: Settings) -> str:
     config = settings.config
     table = ""
     if settings.rules().scored is not None:
         table = f", table {config.table} ({config.lookup}), w_ttft {config.w_ttft:g}, w_tpot {config.w_tpot:g}"
+    if settings.schedule is not None:
+        table += f", epp_config {config.epp_config} ({settings.schedule.describe()})"
     beats = f"{config.heartbeat_host}:{config.heartbeat_port}" if config.heartbeat_port else "off"
     admin = "on" if config.admin_key else "off"
     scheme = "https" if config.tls_cert_file else "http"
@@ -153,27 +121,15 @@ async def _serve(
 
     alive: a file descriptor whose other end closes when the supervisor is gone, which drains too.
     """
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def signalled() -> None:
-        stop.set()
-        if member is not None:  # the supervisor decides when it ends at once
-            return
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_DFL)
-        log.info("draining; a second signal ends the process at once")
+    stop = stop_on_signals(twice_ends=member is None)  # of several processes the supervisor decides
 
     def supervisor_gone() -> None:
         assert alive is not None
-        loop.remove_reader(alive)
+        asyncio.get_running_loop().remove_reader(alive)
         stop.set()
 
-    for number in SIGNALS:
-        loop.add_signal_handler(number, signalled)
     if alive is not None:
-        loop.add_reader(alive, supervisor_gone)
+        asyncio.get_running_loop().add_reader(alive, supervisor_gone)
     proxy = assemble(settings, member=member)
     proxy.state.metrics.watch(lambda: log_counters(_lost_lines(proxy, output), output.limit.held_back))
     collect_garbage_less()
@@ -188,7 +144,7 @@ def _show_schema(ctx: click.Context, param: click.Parameter, wanted: bool) -> No
 
 command = ConfigCommand(
     "serve",
-    callback=_run,
+    callback=run,
     help="Run the proxy. Every key of the config file is also a flag, and flags win.",
     params=[
         click.Option(["--config", "config_path"], type=click.Path(path_type=Path), help="TOML file"),

@@ -9,7 +9,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..telemetry.receipts import CandidatesRecord, CellRecord, LegRecord, Receipt
+from ..config import StageOrder
+from ..telemetry.receipts import CandidatesRecord, CellRecord, EncoderRecord, LegRecord, Receipt
 from .table_view import MUTED
 
 HEADING = "bold"
@@ -20,6 +21,10 @@ EVIDENCE: Final[Mapping[str, str]] = {
     "own_turns": "turns of this conversation ran there",
     "shared_prefix": "turns of other conversations that begin alike ran there",
     "kv_events": "the engine itself told it",
+}
+COUNTS: Final[Mapping[str, str]] = {  # nothing of the usual: the engine, in the answer
+    "report": "by the report of the answering worker's sidecar",
+    "estimate": "by nobody: the answer was not seen, and no sidecar reported; the session goes on by estimates",
 }
 # Why a way that was wanted was not taken; and reasons that are no mode's.
 REASONS: Final[Mapping[str, str]] = {
@@ -32,7 +37,16 @@ REASONS: Final[Mapping[str, str]] = {
     "decode_busy": "the D that held the prompt has too much to do",
     "decode_failed": "the D that held the conversation failed this turn, or others just before",
     "no_prefill_worker": "no P can hand over to the D",
+    "endpoint_not_split": "the connector of every P cannot split a turn of this endpoint",
+    "missing_coordinates": "P or D has not told what its connector must know of it",
+    "prefill_failed": "the D's sidecar has lost P, and the D has computed the prompt itself",
+    "handoff_failed": "the D could not use what its sidecar got of P, and has computed the prompt itself",
+    "prefill_not_asked": "the D's sidecar has not asked P",
+    "needs_prefill": "the D cannot compute a prompt itself",
     "no_replica_worker": "there is no R",
+    "no_handle": "no D keeps KV of the conversation that could be read back now",
+    "not_a_prefix": "the prompt does not begin with the tokens of the KV that D keeps",
+    "no_reader": "no P can read back from the D and hand over to it",
     "no_decode_worker": "there is no D",
     "no_table": "mode table has no table in force",
     "no_evidence": "the table has no evidence for a turn like this one",
@@ -43,10 +57,16 @@ REASONS: Final[Mapping[str, str]] = {
     "stored_response": "the history is stored in that engine",
     "single_engine": "one engine must compute the whole request",
     "forced": "the request forced it",
+    "next_best": "Envoy did not reach the chosen worker, and took the next one that the picker had named",
+    "ruled": "another picker decided; this one only watched",
     "few_uncached": "the D would have to compute few tokens",
     "many_uncached": "the D would have to compute many tokens",
     "prefill_busy": "every P has much to do",
     "prefill_idle": "a P has little to do",
+    "always_disagg": "the decider sends every prompt to a P",
+    "prefill_first": "a P computes every prompt, and is chosen first",
+    "no_decider": "nothing says that a P should compute prompts",
+    "decode_on_replica": "the R that was chosen takes no KV from a P",
     "slo": "the fewest expected misses of targets",
     "explored": "nearly as good as the best way, over a worker that would else be avoided",
     "least_miss": "no way is predicted to meet the targets; this one has the fewest expected misses",
@@ -63,6 +83,8 @@ RULES: Final[Mapping[str, str]] = {
     "draining": "it gets no new turns",
     "no_profile": "nothing is predicted of it",
     "cannot_pair": "P cannot hand over to D",
+    "order": "another one was chosen first",
+    **{rule: REASONS[rule] for rule in ("missing_coordinates", "no_handle", "not_a_prefix", "no_reader")},
 }
 _CELL_EVIDENCE: Final[Mapping[str, str]] = {
     "inside": "a measured cell stands for this turn",
@@ -85,9 +107,20 @@ def told(receipt: Receipt, width: int) -> Iterator[RenderableType]:
     if receipt.candidates is not None:
         heading = f"Ways that were judged, the best first{f' (laws {receipt.laws})' if receipt.laws else ''}"
         yield _section(heading, _ways(receipt.candidates, width))
+    if receipt.encoder is not None:
+        yield _section("Encoders (seconds from the turn's arrival)", _facts([*_encoder(receipt.encoder)]))
     if receipt.legs:
         yield _section("Legs (seconds from the turn's arrival)", _legs(receipt.legs, width))
     yield _section("Predicted and measured", _outcome(receipt))
+
+
+def _encoder(record: EncoderRecord) -> Iterator[tuple[str, str]]:
+    yield "items", ", ".join(record.items)
+    if record.legs:
+        yield "waited", f"{record.waited_s:.3f} s from {record.began_s:.3f} on"
+    for leg in record.legs:
+        ended = "" if leg.ended_s is None else f"{leg.ended_s:.3f}"
+        yield leg.worker, f"{leg.started_s:.3f} to {ended}, {leg.items} items{f': {leg.error}' if leg.error else ''}"
 
 
 def _section(heading: str, content: RenderableType) -> RenderableType:
@@ -117,6 +150,7 @@ def _request(receipt: Receipt) -> list[tuple[str, str]]:
         ("asked", f"{receipt.endpoint}{by}, model {receipt.model}{streamed}"),
         ("turn", f"{receipt.turn} of session {receipt.session} ({receipt.kind})" if receipt.session else ""),
         ("ended", f"{ended}: {receipt.error}" if receipt.error else ended),
+        ("counted", COUNTS.get(receipt.counts_evidence, "")),
     ]
 
 
@@ -129,7 +163,7 @@ def _decision(receipt: Receipt) -> list[tuple[str, str]]:
     slo = receipt.slo
     return [
         ("route", _way(receipt.route, receipt.decode, receipt.prefill)),
-        ("because", f"{receipt.reason}{_in_words(receipt.reason)} (mode {receipt.mode})"),
+        ("because", f"{receipt.reason}{_in_words(receipt.reason)} ({_rules(receipt)})"),
         ("wanted", f"{receipt.wanted}, by the request itself" if receipt.forced else receipt.wanted),
         ("vetoes", "; ".join(f"{veto}{_in_words(veto)}" for veto in receipt.vetoes)),
         ("prompt", _prompt(receipt)),
@@ -142,6 +176,11 @@ def _decision(receipt: Receipt) -> list[tuple[str, str]]:
             f"TPOT {slo.tpot_s:g} s",
         ),
     ]
+
+
+def _rules(receipt: Receipt) -> str:
+    order = "" if receipt.order in ("", StageOrder.MODE) else f", order {receipt.order}"
+    return f"mode {receipt.mode}{order}"
 
 
 def _in_words(reason: str) -> str:
@@ -248,7 +287,8 @@ def _legs(legs: Sequence[LegRecord], width: int) -> Table:
         failed = f"{leg.error} at {leg.phase}" if leg.error else ""
         if leg.events is not None:
             failed += f", after {leg.events} events"
-        row = (leg.kind, leg.worker, _seconds(leg.started_s), _seconds(leg.first_event_s), _seconds(leg.ended_s))
+        worker = f"{leg.worker}, by {leg.told_by}" if leg.told_by else leg.worker
+        row = (leg.kind, worker, _seconds(leg.started_s), _seconds(leg.first_event_s), _seconds(leg.ended_s))
         status = "-" if leg.status is None else str(leg.status)
         table.add_row(*(Text(printable(cell)) for cell in (*row, status, failed)), style=WRONG if leg.error else "")
     return table

@@ -4,16 +4,27 @@ To add a key, add a field to `ProxyConfig` in `keys.py`: its type, default, and 
 help, its row in the README (`python -m ppd.proxy.config.reference README.md`) and its part of the JSON Schema follow.
 """
 
-from .choices import AccessFormat, DataPlane, LogFormat, LogLevel, Lookup, Mode, SessionKey, Uncovered
+from .addresses import ANY_ORIGIN, is_loopback
+from .choices import (
+    AccessFormat,
+    DataPlane,
+    EncoderUse,
+    LogFormat,
+    LogLevel,
+    Lookup,
+    Mode,
+    SessionKey,
+    StageOrder,
+    Uncovered,
+    ZeroMeans,
+)
 from .keys import (
-    ANY_ORIGIN,
     KEYS,
     LIVE,
     OPERATOR_PATHS,
     SECRET,
     ProxyConfig,
     all_of,
-    is_loopback,
     refused,
 )
 from .load import Draft, build, convert, secrets_in, with_changes
@@ -27,13 +38,16 @@ __all__ = [
     "AccessFormat",
     "DataPlane",
     "Draft",
+    "EncoderUse",
     "LogFormat",
     "LogLevel",
     "Lookup",
     "Mode",
     "ProxyConfig",
     "SessionKey",
+    "StageOrder",
     "Uncovered",
+    "ZeroMeans",
     "all_of",
     "build",
     "convert",

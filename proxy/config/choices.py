@@ -25,6 +25,15 @@ class Mode(StrEnum):
     LEAST_TTFT = "least_ttft"  # the earliest predicted first token
     LMETRIC = "lmetric"  # the least product of new tokens and batch
     SLACK = "slack"  # the least TPOT among ways that keep the TTFT target
+    PROFILES = "profiles"  # by llm-d's plugins, as its configuration names them
+
+
+class StageOrder(StrEnum):
+    """Which of the two workers of a SPLIT is chosen first; the other is one of those that it pairs with."""
+
+    MODE = "mode"  # as the mode has it
+    PREFILL_FIRST = "prefill_first"
+    DECODE_FIRST = "decode_first"  # and the mode judges what this D lacks
 
 
 class SessionKey(StrEnum):
@@ -46,6 +55,22 @@ class Lookup(StrEnum):
 
     NEAREST = "nearest"  # the nearest cell's: the paper's way
     INTERPOLATED = "interpolated"  # between cells, linear in logarithms
+
+
+class ZeroMeans(StrEnum):
+    """What 0 means as a limit of uncached tokens in llm-d's configuration; `always` goes with >, `never` with >=."""
+
+    API_VERSION = "api_version"  # as it was when that version was the newest
+    ALWAYS = "always"  # every prompt goes to a P
+    NEVER = "never"  # none does
+
+
+class EncoderUse(StrEnum):
+    """Which of a request's items go to an encoder."""
+
+    AUTO = "auto"  # those that cost less there
+    ALWAYS = "always"
+    NEVER = "never"
 
 
 class DataPlane(StrEnum):

@@ -5,16 +5,27 @@ A key belongs to the group that is named last before it. Seconds and bytes throu
 
 from __future__ import annotations
 
-import ipaddress
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from ..errors import ConfigError, ConfigErrors, PPDError
-from .choices import AccessFormat, DataPlane, LogFormat, LogLevel, Lookup, Mode, SessionKey, Uncovered
+from .choices import (
+    AccessFormat,
+    DataPlane,
+    EncoderUse,
+    LogFormat,
+    LogLevel,
+    Lookup,
+    Mode,
+    SessionKey,
+    StageOrder,
+    Uncovered,
+    ZeroMeans,
+)
+from .constraints import CONSTRAINTS, Constraint
 from .key import AtLeastOne, Count, Key, NotNegative, Port, Seconds, Share, Text, Texts, key, keys_of, wrong_part
 
 MIB = 1024 * 1024
@@ -73,6 +84,7 @@ class ProxyConfig:
         "a request with more elements in its lists of messages, parts, items, tool calls and tools gets 400",
     )
     json_depth_limit: AtLeastOne = key(64, "bodies nested deeper get 400")
+    media_limit: AtLeastOne = key(512, "a request with more images, sounds and videos gets 400")
     head_timeout_s: Seconds = key(
         10.0, "for a connection's first byte, and for the rest of a request's head after its first byte"
     )
@@ -116,10 +128,12 @@ class ProxyConfig:
     worker_ttl_s: Seconds = key(30.0, "a worker without a heartbeat for this long is dropped")
     workers: Texts = key(
         (),
-        "static workers, `ROLE=host:port`, optionally followed by `,connector=nixl|p2p_nccl|none`, `,model=NAME`, "
-        "`,tls=true`, `,events=tcp://host:port` (`none`: not even where the engine itself tells), "
-        "`,replay=tcp://host:port`, `,ranks=N`, `,profile=NAME` (as the key `profile`), and for a D `,x=SHARE`: its "
-        "own `x` in mode `fraction`",
+        "static workers, `ROLE=host:port`, optionally followed by "
+        "`,connector=NAME` and what that must know (docs/protocols.md has the names), "
+        "`,engine=vllm|sglang|trtllm`, `,model=NAME`, `,tls=true`, `,events=tcp://host:port` (`none`: not even where "
+        "the engine itself tells), `,replay=tcp://host:port`, `,ranks=N`, `,profile=NAME` (as the key `profile`), "
+        "`,label.NAME=VALUE` (docs/epp-config.md), for a D or R `,sidecar=true`: its address is that of a sidecar "
+        "(docs/gateway.md), and for a D `,x=SHARE`: its own `x` in mode `fraction`",
         live=True,
     )
     allow_empty: bool = key(
@@ -166,6 +180,22 @@ class ProxyConfig:
         "`fraction` x of sessions LOCAL; every turn on a `replica`; or every turn by limits (docs/modes.md)",
         live=True,
         group="Decisions",
+    )
+    order: StageOrder = key(
+        StageOrder.MODE,
+        "which worker of a SPLIT is chosen first: `prefill_first`, P, and then a D among those that pair with it; "
+        "`decode_first`, D, and then the mode judges whether a P computes what it lacks; or as the `mode` has it "
+        "(docs/modes.md)",
+        live=True,
+    )
+    order_by_model: Texts = key(
+        (), "other orders of models by served name, as `llama:decode_first`; they count before `order`", live=True
+    )
+    epp_config: Text = key(
+        "", "file of llm-d's plugins, for mode `profiles` (docs/epp-config.md); needs the extra `gateway`", live=True
+    )
+    zero_means: ZeroMeans = key(
+        ZeroMeans.API_VERSION, "whether 0 `nonCachedTokens` there split every prompt or none", live=True
     )
     x: Share = key(0.5, "share of sessions kept LOCAL in mode `fraction`, on a D that has no `x` of its own", live=True)
     local_tokens: Count = key(
@@ -223,6 +253,22 @@ class ProxyConfig:
     )
     qps_window_s: Seconds = key(30.0, "window over which the arrival rate is measured")
 
+    encoder: EncoderUse = key(
+        EncoderUse.AUTO,
+        "which images, sounds and videos an encoder (E) encodes: `auto`, those that cost less so; `always`, all; "
+        "`never`, none (docs/encoders.md)",
+        group="Encoders",
+    )
+    encoder_batch: AtLeastOne = key(1, "items of a request that one request to an E may hold")
+    encoder_strip: bool = key(
+        False,
+        "send P, D and R, in chat completions, an item's metadata in place of its data, where E's answer has some; "
+        "for engines with `--enable-mm-embeds`",
+    )
+    encoder_min_pixels: Count = key(65_536, "with `auto`, an image with fewer pixels goes to no E")
+    encoder_min_bytes: Count = key(0, "with `auto`, an item with fewer bytes goes to no E")
+    encoder_timeout_s: Seconds = key(10.0, "for all of a request's items on E; then the turn goes on as it came")
+
     connect_timeout_s: Seconds = key(3.0, "to connect to a worker", group="Legs")
     prefill_timeout_s: Seconds = key(120.0, "for a whole prefill leg")
     handoff_max_age_s: Seconds = key(20.0, "from asking P until D is sent the handoff; two thirds of P's lease")
@@ -264,6 +310,15 @@ class ProxyConfig:
         30.0, "time between canaries (tiny conversations) over a pair of P and D that no turn uses; 0: none"
     )
 
+    picker_host: Text = key("127.0.0.1", "where Envoy asks this proxy which worker gets a turn", group="Envoy")
+    picker_port: Port = key(0, "port of that endpoint picker (gRPC, without TLS; needs the extra `gateway`); 0: none")
+    picker_health_port: Port = key(0, "a port that answers gRPC health checks only; 0: just `picker_port` does")
+    picker_shadow: bool = key(False, "this picker only watches what another one decides, and notes what it would have")
+    picker_fallbacks: Count = key(0, "how many workers a picker names behind the chosen one, for Envoy to ask next")
+    picker_workers_file: Text = key(
+        "", "a file in which a picker keeps the addresses of D and R, for an Envoy that must know them; empty: none"
+    )
+
     receipts_kept: AtLeastOne = key(
         10_000, "how many receipts are kept in memory, for `/admin/requests/{id}`", group="Records"
     )
@@ -278,7 +333,7 @@ class ProxyConfig:
     def __post_init__(self) -> None:
         values = {name: getattr(self, name) for name in KEYS}
         errors = [not_allowed(one, values[one.name]) for one in KEYS.values() if not one.fits(values[one.name])]
-        if errors := errors or [constraint.error(values) for constraint in broken_constraints(values)]:
+        if errors := errors or [error_of(constraint, values) for constraint in broken_constraints(values)]:
             raise all_of(errors)
 
 
@@ -287,87 +342,15 @@ LIVE = frozenset(name for name, one in KEYS.items() if one.is_live)
 SECRET = frozenset(name for name, one in KEYS.items() if one.is_secret)
 
 
-@dataclass(frozen=True, slots=True)
-class Constraint:
-    """What the values of some keys must be together, or what no type says. `keys[0]` is the one that an error names."""
-
-    keys: tuple[str, ...]
-    allowed: str
-    holds: Callable[..., bool]  # of the keys' values, in order
-
-    def error(self, values: Mapping[str, object]) -> ConfigError:
-        value = _value(values, self.keys[0])
-        return refused(self.keys[0], wrong_part(value, self.holds) if len(self.keys) == 1 else value, self.allowed)
-
-
-ANY_ORIGIN = "*"
-_ORIGIN = re.compile(
-    r"(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::\d{1,5})?"
-)
-
-
-def _are_origins(texts: Sequence[str]) -> bool:
-    return tuple(texts) == (ANY_ORIGIN,) or all(map(_ORIGIN.fullmatch, texts))
-
-
-def _are_ranges(texts: Iterable[str]) -> bool:
-    try:
-        return all(map(ipaddress.ip_network, texts))
-    except ValueError:
-        return False
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _both_or_neither(one: str, other: str) -> bool:
-    return bool(one) == bool(other)
-
-
-CONSTRAINTS = (
-    Constraint(
-        ("cors_allow_origins",),
-        'origins as browsers send them, as https://chat.example or http://localhost:3000, or "*" alone',
-        _are_origins,
-    ),
-    Constraint(("heartbeat_allow",), "address ranges such as 10.0.0.0/8", _are_ranges),
-    Constraint(
-        ("heartbeat_host", "heartbeat_port", "heartbeat_allow", "curve_port", "heartbeat_open"),
-        "a loopback address, unless heartbeat_allow, or curve_port, or heartbeat_open = true is set: whoever "
-        "registers a worker gets prompts",
-        lambda host, port, allow, curve, is_open: not port or is_loopback(host) or bool(allow or curve or is_open),
-    ),
-    Constraint(
-        ("curve_port", "curve_server_key_file", "curve_clients_dir"),
-        "0, or both curve_server_key_file and curve_clients_dir set",
-        lambda port, key, folder: not port or bool(key and folder),
-    ),
-    Constraint(
-        ("share_prefixes", "keys_file"),
-        "set with keys_file, whose tenants it names",
-        lambda some, file: not some or file,
-    ),
-    Constraint(("tls_cert_file", "tls_key_file"), "set with tls_key_file", _both_or_neither),
-    Constraint(
-        ("kv_events_bind",),
-        "empty, or tcp://host:port",
-        lambda bind: not bind or re.fullmatch(r"tcp://.+:\d+", bind) is not None,
-    ),
-    Constraint(("kv_events_bind", "processes"), "empty where processes is above 1", lambda bind, n: not bind or n == 1),
-    Constraint(("worker_cert_file", "worker_key_file"), "set with worker_key_file", _both_or_neither),
-    Constraint(
-        ("tls_client_ca_file", "tls_cert_file"), "set with tls_cert_file", lambda ca, cert: bool(cert) or not ca
-    ),
-)
-
-
 def broken_constraints(values: Mapping[str, object]) -> list[Constraint]:
     """values: of the right types; keys that are absent have their defaults."""
     return [one for one in CONSTRAINTS if not one.holds(*(_value(values, name) for name in one.keys))]
+
+
+def error_of(constraint: Constraint, values: Mapping[str, object]) -> ConfigError:
+    name, *others = constraint.keys
+    value = _value(values, name)
+    return refused(name, value if others else wrong_part(value, constraint.holds), constraint.allowed)
 
 
 def _value(values: Mapping[str, object], name: str) -> object:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from .keys import KEYS, LIVE, SECRET, ProxyConfig, all_of, broken_constraints, not_allowed
+from .keys import KEYS, LIVE, SECRET, ProxyConfig, all_of, broken_constraints, error_of, not_allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Draft:
         values = {name: value for name, value in values.items() if name not in {exc.param for exc in errors}}
         wrong = {exc.param for exc in errors}
         broken = [constraint for constraint in broken_constraints(values) if wrong.isdisjoint(constraint.keys)]
-        errors += [constraint.error(values) for constraint in broken]
+        errors += [error_of(constraint, values) for constraint in broken]
         while broken := broken_constraints(values):
             values = {name: values[name] for name in values.keys() - {key for one in broken for key in one.keys}}
         return cls(ProxyConfig(**values), tuple(errors), not raw)

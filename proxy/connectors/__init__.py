@@ -1,22 +1,46 @@
 """The rules of each KV transfer protocol: what the legs of a SPLIT carry, one file a protocol, by name in `CONNECTORS`.
 
-A connector is pure. The caller runs the prefill leg, passes its answer to `handoff`, and runs the decode leg with the
-result, or with None if the answer was refused. LOCAL and REPLICA need no connector: see `plain_leg`.
+A connector is pure, but for `new_key`. In order `P_THEN_D` the caller runs the prefill leg, passes its answer to
+`handoff`, and runs the decode leg with the result, or with None if the answer was refused; a `Finished` one is the
+client's. In the joint orders it runs both legs at once, and `handoff` only reads P's counts. LOCAL and REPLICA need no
+connector: see `plain_leg`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Protocol
 
-from ..fleet.worker import PairingKind, Role, Worker
+from ..fleet.worker import PREFIX_CACHE, PairingKind, Role, Worker
 from ..openai.request import Endpoint, Fields
-from .leg import Handoff, LegRequest, NoHandoff, Pair, plain_leg
-from .nixl import Nixl
+from .coordinates import Coordinate
+from .leg import Finished, Handoff, LegOrder, LegRequest, NoHandoff, Pair, plain_leg
+from .lmcache import LMCache
+from .mooncake import Mooncake
+from .moriio import MoRIIO, MoRIIORead
+from .nixl import Nixl, reads_back
+from .nixl_push import NixlPush
 from .none import NoConnector
+from .offload_p2p import OffloadP2p
 from .p2p_nccl import P2pNccl
+from .sglang import SGLang
+from .trtllm import TrtLlm, TrtLlmGenerationFirst
 
-__all__ = ["CONNECTORS", "Connector", "can_pair", "plain_leg", "takes_either_leg", "usual_connector"]
+__all__ = [
+    "CONNECTORS",
+    "Connector",
+    "answers_alone",
+    "can_pair",
+    "goes_by_address",
+    "missing_coordinates",
+    "plain_leg",
+    "reads_back",
+    "splits_responses",
+    "takes_either_leg",
+    "usual_connector",
+    "usual_engine",
+]
 
 
 class Connector(Protocol):
@@ -26,24 +50,38 @@ class Connector(Protocol):
     def name(self) -> str: ...
 
     @property
+    def order(self) -> LegOrder: ...
+
+    @property
     def needs_handoff(self) -> bool:
         """Whether D needs parameters from P's answer to use what P computed."""
 
     @property
-    def coordinates(self) -> frozenset[str]:
-        """What it must know of a worker besides its HTTP address, by the names that a config gives it."""
-
-    @property
-    def shares_request_id(self) -> bool:
-        """Whether both legs carry one id: the decode leg's `leg_id` is then the prefill leg's X-Request-Id."""
+    def coordinates(self) -> Mapping[str, Coordinate]:
+        """What it knows of a worker besides its HTTP address, by the names that heartbeats and a config give it."""
 
     @property
     def takes_either_leg(self) -> bool:
         """Whether an engine with it can take the prefill leg and the decode leg, whatever its role."""
 
+    @property
+    def decodes_alone(self) -> bool:
+        """Whether a D with it can compute a prompt itself, so that it takes LOCAL turns."""
+
+    @property
+    def finds_by_content(self) -> bool:
+        """Whether D looks for the prompt's KV by content, and computes what it does not find."""
+
+    @property
+    def splits_responses(self) -> bool:
+        """Whether its legs can carry a turn of `/v1/responses`: vLLM reads no X-Request-Id there."""
+
+    def new_key(self) -> str:
+        """What both legs of an attempt carry, never the same twice; empty where they need nothing in common."""
+
     def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest: ...
 
-    def handoff(self, answer: bytes, pair: Pair) -> Handoff | NoHandoff:
+    def handoff(self, answer: bytes, pair: Pair) -> Handoff | Finished | NoHandoff:
         """Checks the body of P's 200; never raises."""
 
     def decode_leg(
@@ -52,13 +90,48 @@ class Connector(Protocol):
 
 
 CONNECTORS: MappingProxyType[str, Connector] = MappingProxyType(
-    {connector.name: connector for connector in (Nixl(), P2pNccl(), NoConnector())}
+    {
+        connector.name: connector
+        for connector in (
+            Nixl(),
+            NixlPush(),
+            Mooncake(),
+            P2pNccl(),
+            MoRIIO(),
+            MoRIIORead(),
+            OffloadP2p(),
+            LMCache(),
+            SGLang(),
+            TrtLlm(),
+            TrtLlmGenerationFirst(),
+            NoConnector(),
+        )
+    }
 )
 
+_ENGINES = {SGLang.name: "sglang", TrtLlm.name: "trtllm", TrtLlmGenerationFirst.name: "trtllm"}  # others: vllm
+_USUAL = {"sglang": SGLang.name, "trtllm": TrtLlm.name}
 
-def usual_connector(role: str) -> str:
-    """Of an engine that names none: an R is one that stands alone."""
-    return "none" if role == Role.REPLICA else "nixl"
+_NEEDED: Mapping[tuple[str, Role], frozenset[str]] = {
+    (connector.name, role): frozenset(
+        name for name, coordinate in connector.coordinates.items() if role in coordinate.needed_of
+    )
+    for connector in CONNECTORS.values()
+    for role in (Role.PREFILL, Role.DECODE)
+}
+_ASKING = frozenset(name for (name, _), needed in _NEEDED.items() if needed)  # connectors that must know something
+
+
+def usual_connector(role: str, engine: str = "vllm") -> str:
+    """Of an engine that names none: an R stands alone, and an E moves no KV."""
+    if role in (Role.REPLICA, Role.ENCODE):
+        return NoConnector.name
+    return _USUAL.get(engine, Nixl.name)
+
+
+def usual_engine(connector: str) -> str:
+    """Of a worker that names none."""
+    return _ENGINES.get(connector, "vllm")
 
 
 def takes_either_leg(worker: Worker) -> bool:
@@ -66,9 +139,40 @@ def takes_either_leg(worker: Worker) -> bool:
     return connector is not None and connector.takes_either_leg
 
 
+def answers_alone(worker: Worker) -> bool:
+    """Whether this D can take a LOCAL turn. One of an unknown connector can: a plain request says nothing of it."""
+    connector = CONNECTORS.get(worker.connector)
+    return connector is None or connector.decodes_alone
+
+
+def missing_coordinates(worker: Worker) -> tuple[str, ...]:
+    """What its connector must know of it and does not: without that the worker takes no part in a SPLIT."""
+    needed = _NEEDED.get((worker.connector, worker.role), frozenset())
+    return tuple(sorted(needed.difference(worker.coordinates)))
+
+
+def splits_responses(worker: Worker) -> bool:
+    connector = CONNECTORS.get(worker.connector)
+    return connector is not None and connector.splits_responses
+
+
+def goes_by_address(name: str) -> bool:
+    """Whether a SPLIT needs to know nothing of its workers but their addresses. NIXL's are READBACK's."""
+    return name == Nixl.name or not CONNECTORS[name].coordinates.keys() - {PREFIX_CACHE}
+
+
 def can_pair(prefill: Worker | PairingKind, decode: Worker | PairingKind) -> bool:
-    """KV moves only between engines with one connector and, where both are known, one version and a shared model."""
-    if prefill.connector not in CONNECTORS or prefill.connector != decode.connector or prefill.engine != decode.engine:
+    """KV moves only between engines with one connector and, where both are known, one version and a shared model.
+
+    And where they have told what the connector must know of them.
+    """
+    connector = prefill.connector
+    if connector not in CONNECTORS or connector != decode.connector or prefill.engine != decode.engine:
+        return False
+    if connector in _ASKING and not (
+        _NEEDED[connector, Role.PREFILL].issubset(prefill.coordinates)
+        and _NEEDED[connector, Role.DECODE].issubset(decode.coordinates)
+    ):
         return False
     if prefill.engine_version != decode.engine_version and prefill.engine_version and decode.engine_version:
         return False

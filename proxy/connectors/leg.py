@@ -2,36 +2,76 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import Enum, auto
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from ..fleet.worker import Worker
+from ..openai.answer_shapes import body_usage
 from ..openai.body_members import Edited, Part, decoded, encoded, members, spliced
 from ..openai.request import CHOOSING, Endpoint, Fields
+from ..readback.handles import Handle
 
 REQUEST_ID = "X-Request-Id"
 
 # Members that are never forwarded.
 # * The transfer members hold peers' addresses and block ids. From a client they can hang a request, read another
 #   tenant's KV, open connections to any host, or kill the engine: only connectors write them.
+# * `prompt_token_ids` would take the place of the messages by which the turn is routed; TensorRT-LLM's D gets them.
 # * `request_id` would name the request inside the engine. vLLM prefers the header, but /v1/responses reads no header,
 #   and P2pNccl takes its peers' addresses from that name. The proxy sets its own where a tenant's responses are stored.
+# * `rid` is SGLang's name for the same.
 # * `conversation_id` is this proxy's own.
-PRIVATE = ("kv_transfer_params", "ec_transfer_params", "request_id", "conversation_id")
+PRIVATE = frozenset(
+    {
+        *("kv_transfer_params", "ec_transfer_params", "disaggregated_params", "transfer_id"),
+        *("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "disagg_prefill_dp_rank"),
+        *("prompt_token_ids", "prompt_token_ids_b64"),
+        *("request_id", "rid", "conversation_id"),
+    }
+)
 
 # vLLM merges `vllm_xargs` into the very dict that it then reads the transfer parameters from, so they can hide there.
 _XARGS = "vllm_xargs"
 _HIDDEN = ("kv_transfer_params", "ec_transfer_params")
 
+# What clients say to this proxy, and it to vLLM, that another engine refuses or takes for something else.
+# * In SGLang a higher `priority` is served first, and an engine without priorities may refuse it.
+# * TensorRT-LLM refuses each member that it does not know. Its `priority` lies between 0 and 1, and it takes a
+#   `cache_salt` in chats alone.
+_UNTAKEN: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "sglang": frozenset(("priority",)),
+        "trtllm": frozenset(("priority", "session_id", "prompt_cache_key", _XARGS)),
+    }
+)
+_SALT, _SALTED_IN_CHATS = "cache_salt", ("trtllm",)
+
 _NULL = msgspec.Raw(b"null")
 
 
+class LegOrder(Enum):
+    """In which order the legs of a SPLIT run."""
+
+    P_THEN_D = auto()  # the decode leg is made of what P has answered
+    TOGETHER = auto()  # both at once: D waits for P, and takes what it writes
+    D_FIRST = auto()  # both at once, D's a moment earlier: P waits for D too, and begins once D has come
+
+    @property
+    def is_joint(self) -> bool:
+        return self is not LegOrder.P_THEN_D
+
+
 class Pair(msgspec.Struct, frozen=True):
-    """The P that prefills and the D that pulls and answers."""
+    """The P that prefills and the D that answers, for one attempt."""
 
     prefill: Worker
     decode: Worker
+    key: str = ""  # the attempt's, by the connector's `new_key`: in both legs
+    handle: Handle | None = None  # of KV that P reads back from D before it computes the rest
 
 
 class LegRequest(msgspec.Struct, frozen=True):
@@ -53,6 +93,27 @@ class Handoff(msgspec.Struct, frozen=True):
     params: dict[str, Any]  # opaque and complete, forwarded as it is; empty where the connector puts nothing in bodies
     tokens: int  # prompt tokens that the handoff covers; 0 where P does not say
     cached_tokens: int | None  # prompt tokens that P found in its own cache; None where P does not say
+    prompt: msgspec.Raw = _NULL  # its token ids, where D is given them in place of the text
+
+    @classmethod
+    def untold(cls, pair: Pair) -> Handoff:
+        """As long as P has not answered, where both legs run at once: not forwarded, but `params` name P in errors."""
+        address, told = pair.prefill.address, pair.prefill.coordinates.values()
+        names = (address, address.rpartition(":")[0], *(value for value in told if not value.isdecimal()))
+        return cls({name: encoded(name) for name in names}, 0, None)
+
+
+def counts_of(answer: bytes) -> Handoff:
+    """Where D needs nothing of P's answer: what P has counted."""
+    usage = body_usage(answer)
+    return Handoff({}, usage.prompt_tokens or 0, usage.cached_tokens)
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """P's first token was the last one: its answer is the client's, and there is nothing for D to do."""
+
+    answer: bytes  # P's whole body
+    cached_tokens: int | None  # as of a `Handoff`
 
 
 class NoHandoff(msgspec.Struct, frozen=True):
@@ -63,8 +124,9 @@ class NoHandoff(msgspec.Struct, frozen=True):
 
 def public_fields(fields: Fields) -> Fields:
     kept = dict(fields)  # callers edit it
-    for name in PRIVATE:
-        kept.pop(name, None)
+    if not PRIVATE.isdisjoint(kept):
+        for name in PRIVATE:
+            kept.pop(name, None)
     xargs = members(kept[_XARGS]) if _XARGS in kept else None
     if xargs is not None and any(name in xargs for name in _HIDDEN):
         kept[_XARGS] = encoded({name: value for name, value in xargs.items() if name not in _HIDDEN})
@@ -87,12 +149,22 @@ def client_wants_usage(endpoint: Endpoint, fields: Fields) -> bool:
     return decoded(options.get("include_usage", _NULL)) not in (None, False)
 
 
-def answering_fields(endpoint: Endpoint, fields: Fields) -> Fields:
+def taken_fields(endpoint: Endpoint, fields: Fields, engine: str) -> Fields:
+    """Without what an engine of this kind does not take."""
+    untaken = _UNTAKEN.get(engine, frozenset())
+    if engine in _SALTED_IN_CHATS and endpoint is not Endpoint.CHAT:
+        untaken |= {_SALT}
+    return {name: value for name, value in fields.items() if name not in untaken}
+
+
+def answering_fields(endpoint: Endpoint, fields: Fields, engine: str = "vllm") -> Fields:
     """The members of the leg that answers the client: the client's own, with usage in every stream.
 
     The usage chunk tells the proxy true token counts. The relay hides it from a client that did not ask for it.
     """
     kept = public_fields(fields)
+    if engine in _UNTAKEN:
+        kept = taken_fields(endpoint, kept, engine)
     if decoded(kept.get("stream", _NULL)) is not True or client_wants_usage(endpoint, kept):
         return kept
     options = members(kept.get("stream_options", _NULL)) or {}
@@ -106,6 +178,6 @@ def leg(endpoint: Endpoint, fields: Fields, request_id: str, original: Fields) -
     return LegRequest(endpoint, spliced(fields, original), {REQUEST_ID: request_id})
 
 
-def plain_leg(endpoint: Endpoint, fields: Fields, leg_id: str) -> LegRequest:
+def plain_leg(endpoint: Endpoint, fields: Fields, leg_id: str, engine: str = "vllm") -> LegRequest:
     """The leg of LOCAL and REPLICA, and of a SPLIT without a handoff: the client's request, and nothing about KV."""
-    return leg(endpoint, answering_fields(endpoint, fields), leg_id, fields)
+    return leg(endpoint, answering_fields(endpoint, fields, engine), leg_id, fields)

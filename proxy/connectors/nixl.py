@@ -3,24 +3,34 @@
 The legs run one after the other. P's parameters go to D unchanged and at once, because P's lease on the blocks expires.
 Parameters that lack anything D needs can hang the request or kill D's engine, so they are checked here; if they fail,
 D gets no parameters at all. Source: vLLM's `NixlPullConnector`, 0.13 to 0.33; the layout is in docs/protocols.md.
+
+With `bidirectional_kv_xfer` on both sides, D keeps the KV of a prompt that it pulled and of its answer, and its answer
+has a handle by which P reads that back. P's leg then has a salt of its own: vLLM compares no tokens, so what P computes
+with a handle that does not fit is under a name that nobody else asks for.
 """
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
+from ..fleet.worker import PairingKind, Worker
 from ..openai.answer_shapes import Usage, usage_of
 from ..openai.body_members import decoded, encoded, without_nan
 from ..openai.request import Endpoint, Fields
-from .leg import Handoff, LegRequest, NoHandoff, Pair, answering_fields, leg
+from ..readback.handles import NOT_A_PREFIX
+from .coordinates import COUNT, YES
+from .leg import Handoff, LegOrder, LegRequest, NoHandoff, Pair, answering_fields, leg
 from .prefill import engine_version, prefill_fields
 
 PARAMS = "kv_transfer_params"
+READS_BACK, KEPT_S = "bidirectional_kv_xfer", "decoder_kv_blocks_ttl"
+KEPT_USUALLY_S = 480  # where D does not say
 
 # The nulls are convention: only `do_remote_decode` is read.
-_ASK = encoded(
+ASK = encoded(
     {
         "do_remote_decode": True,
         "do_remote_prefill": False,
@@ -44,21 +54,51 @@ _NEEDED: dict[str, type] = {
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "0.0.0.0", "::1", "::")
 
 
+_BLOCK_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # of models with one kind of cache
+
+_YES = msgspec.Raw(b"true")
+
+
 class _Answer(msgspec.Struct):
     kv_transfer_params: dict[str, msgspec.Raw] | None = None
     usage: Usage | None = None
 
 
+class _Tokens(msgspec.Struct):
+    prompt_token_ids: list[int] | None = None
+
+
+class _Prompt(_Tokens):
+    """Chat has it beside its choices, completions in each."""
+
+    choices: list[_Tokens] | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        first = self.choices[0].prompt_token_ids if self.choices else None
+        return self.prompt_token_ids or first or []
+
+
 class Nixl:
     name = "nixl"
     needs_handoff = True
-    coordinates = frozenset[str]()
-    shares_request_id = False
+    order = LegOrder.P_THEN_D
+    coordinates = MappingProxyType({READS_BACK: YES, KEPT_S: COUNT})
+    decodes_alone = True
+    finds_by_content = False
+    splits_responses = True
     takes_either_leg = True
+
+    def new_key(self) -> str:
+        return ""
 
     def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest:
         body = prefill_fields(endpoint, fields, engine_version(pair.prefill.engine_version))
-        return leg(endpoint, {**body, PARAMS: _ASK}, leg_id, fields)
+        if pair.handle is None:
+            return leg(endpoint, {**body, PARAMS: ASK}, leg_id, fields)
+        body.pop("session_id", None)  # by whose name the engine would announce what is under this leg's salt
+        own = {PARAMS: msgspec.Raw(pair.handle.params), "cache_salt": encoded(leg_id), "return_token_ids": _YES}
+        return leg(endpoint, {**body, **own}, leg_id, fields)
 
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | NoHandoff:
         try:
@@ -70,8 +110,12 @@ class Nixl:
             return NoHandoff("params_missing")
         if (reason := _flaw(params)) is not None:
             return NoHandoff(reason)
+        if pair.handle is not None and not pair.handle.proves(_prompt_ids(answer)):
+            return NoHandoff(NOT_A_PREFIX)
         usage = usage_of(body.usage)
         hits = _count(params, "remote_prefill_cached_tokens")
+        if pair.handle is not None:  # what was read back is in P's usage
+            hits = max(hits or 0, usage.cached_tokens or 0)
         return Handoff(
             params=_reachable(params, pair.prefill.address),
             tokens=_count(params, "remote_num_tokens") or 0,
@@ -87,9 +131,57 @@ class Nixl:
         return leg(endpoint, body, leg_id, fields)
 
 
+def reads_back(worker: Worker | PairingKind) -> bool:
+    """Whether it says that P may read KV back from D, as that one or as this one."""
+    return worker.connector == Nixl.name and READS_BACK in worker.coordinates
+
+
+def kept_s(decode: Worker) -> int:
+    """For how long this D keeps the KV of a handle."""
+    return int(decode.coordinates.get(KEPT_S, KEPT_USUALLY_S))
+
+
+def handle_params(told: bytes, decode: Worker, handoff: Handoff) -> bytes | None:
+    """A D's handle as a P may be given it; None for one that would hang P's request, or pair other blocks.
+
+    handoff: from which D had the prompt. vLLM pairs blocks from the last one on, so none too many may be in the list.
+    """
+    try:
+        params = msgspec.json.decode(told, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if _value(params, "do_remote_decode") is not True or _value(params, "do_remote_prefill") is not False:
+        return None
+    sizes = _block_sizes(handoff.params)
+    if _pinned_flaw(params) or len(sizes) != 1 or not sizes <= _block_sizes(params):
+        return None
+    return msgspec.json.encode(_reachable(params, decode.address))
+
+
+def _block_sizes(params: dict[str, Any]) -> set[int]:
+    """Those with which so many tokens are in so many blocks; of two blocks and more there is one at most."""
+    tokens, groups = _value(params, "remote_num_tokens"), _value(params, "remote_block_ids")
+    if type(tokens) is not int or tokens < 1 or not isinstance(groups, list) or len(groups) != 1:
+        return set()
+    blocks = len(groups[0]) if isinstance(groups[0], list) else 0
+    return {size for size in _BLOCK_SIZES if -(-tokens // size) == blocks}
+
+
+def _prompt_ids(answer: bytes) -> list[int]:
+    try:
+        return msgspec.json.decode(without_nan(answer) or answer, type=_Prompt).ids
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
+
+
 def _flaw(params: dict[str, msgspec.Raw]) -> str | None:
     if _value(params, "do_remote_prefill") is not True:
         return "not_a_remote_prefill"
+    return _pinned_flaw(params)
+
+
+def _pinned_flaw(params: dict[str, msgspec.Raw]) -> str | None:
+    """What is wrong with the blocks that one engine pins for another."""
     if _value(params, "transfer_mode") not in (None, "pull"):
         return "transfer_mode_not_pull"
     if not _pins_blocks(_value(params, "remote_block_ids")):

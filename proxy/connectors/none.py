@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from ..openai.answer_shapes import body_usage
 from ..openai.request import Endpoint, Fields
-from .leg import Handoff, LegRequest, NoHandoff, Pair, leg, plain_leg
+from .coordinates import NO_COORDINATES
+from .leg import Finished, Handoff, LegOrder, LegRequest, NoHandoff, Pair, counts_of, leg, plain_leg, taken_fields
 from .prefill import engine_version, prefill_fields
 
 
 class NoConnector:
     name = "none"
     needs_handoff = False
-    coordinates = frozenset[str]()
-    shares_request_id = False
+    order = LegOrder.P_THEN_D
+    coordinates = NO_COORDINATES
+    decodes_alone = True
+    finds_by_content = True
+    splits_responses = True
     takes_either_leg = False  # an R may have no part in the store
 
+    def new_key(self) -> str:
+        return ""
+
     def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest:
-        kept = prefill_fields(endpoint, fields, engine_version(pair.prefill.engine_version))
+        prefill = pair.prefill
+        kept = prefill_fields(endpoint, fields, engine_version(prefill.engine_version))
+        kept = taken_fields(endpoint, kept, prefill.engine)
         return leg(endpoint, kept, leg_id, fields)
 
-    def handoff(self, answer: bytes, pair: Pair) -> Handoff | NoHandoff:
-        usage = body_usage(answer)
-        return Handoff({}, usage.prompt_tokens or 0, usage.cached_tokens)
+    def handoff(self, answer: bytes, pair: Pair) -> Handoff | Finished | NoHandoff:
+        return counts_of(answer)
 
     def decode_leg(
         self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str, handoff: Handoff | None
     ) -> LegRequest:
-        return plain_leg(endpoint, fields, leg_id)
+        return plain_leg(endpoint, fields, leg_id, pair.decode.engine)

@@ -11,57 +11,53 @@ VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1 (read since 0.17), or D waits for an id 
 
 from __future__ import annotations
 
-import hashlib
-import re
+import secrets
+from types import MappingProxyType
 
-from ..errors import NoWorkerError
-from ..fleet.worker import Worker
-from ..openai.answer_shapes import body_usage
+from ..fleet.worker import Role
 from ..openai.request import Endpoint, Fields
-from .leg import Handoff, LegRequest, NoHandoff, Pair, answering_fields, leg
+from .coordinates import ADDRESS
+from .leg import Finished, Handoff, LegOrder, LegRequest, NoHandoff, Pair, answering_fields, counts_of, leg
 from .prefill import Version, engine_version, prefill_fields
 
-ADDRESS = "zmq_address"  # the worker's coordinate: host:port of its rank 0
-
-_ADDRESSED = "___prefill_addr_"
-_HEX = re.compile(r"[0-9a-f]{32}")
+_PREFIX = "___prefill_addr_"
 _OLDEST: Version = (0, 9)  # pings carry no version, and only old versions have this connector
 
 
 class P2pNccl:
     name = "p2p_nccl"
     needs_handoff = False
-    coordinates = frozenset({"zmq_address"})
-    shares_request_id = True
+    order = LegOrder.P_THEN_D
+    coordinates = MappingProxyType({"zmq_address": ADDRESS.of(Role.PREFILL, Role.DECODE)})  # of its rank 0
     takes_either_leg = False
+    decodes_alone = True
+    finds_by_content = False
+    splits_responses = False
+
+    def new_key(self) -> str:
+        return secrets.token_hex(16)
 
     def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest:
         engine = engine_version(pair.prefill.engine_version) or _OLDEST
-        return leg(endpoint, prefill_fields(endpoint, fields, engine), _request_id(pair, leg_id), fields)
+        return leg(endpoint, prefill_fields(endpoint, fields, engine), _request_id(pair), fields)
 
-    def handoff(self, answer: bytes, pair: Pair) -> Handoff | NoHandoff:
+    def handoff(self, answer: bytes, pair: Pair) -> Handoff | Finished | NoHandoff:
         """Always a handoff, without parameters: P has sent the KV by the time it answers."""
-        usage = body_usage(answer)
-        return Handoff({}, usage.prompt_tokens or 0, usage.cached_tokens)
+        return counts_of(answer)
 
     def decode_leg(
         self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str, handoff: Handoff | None
     ) -> LegRequest:
-        """`leg_id` is the prefill leg's, or that leg's X-Request-Id."""
-        request_id = leg_id if handoff is None else _request_id(pair, leg_id)
+        request_id = leg_id if handoff is None else _request_id(pair)
         return leg(endpoint, answering_fields(endpoint, fields), request_id, fields)
 
 
-def _request_id(pair: Pair, leg_id: str) -> str:
-    if leg_id.startswith(_ADDRESSED):
-        return leg_id
-    # A colon in the tail would confuse the pattern by which P finds the port.
-    tail = leg_id if _HEX.fullmatch(leg_id) else hashlib.md5(leg_id.encode(), usedforsecurity=False).hexdigest()
-    return f"{_ADDRESSED}{_address(pair.prefill)}___decode_addr_{_address(pair.decode)}_{tail}"
+def shown_id(request_id: str) -> str:
+    """What a client may see of a leg's id, which vLLM repeats as the answer's: no addresses."""
+    return request_id.rpartition("_")[2] if request_id.startswith(_PREFIX) else request_id
 
 
-def _address(worker: Worker) -> str:
-    address = worker.coordinates.get(ADDRESS)
-    if not address:
-        raise NoWorkerError("a worker has not announced its KV transfer address (zmq_address)")
-    return address
+def _request_id(pair: Pair) -> str:
+    """A colon in the key would confuse the pattern by which P finds the port."""
+    prefill, decode = (worker.coordinates["zmq_address"] for worker in (pair.prefill, pair.decode))
+    return f"{_PREFIX}{prefill}___decode_addr_{decode}_{pair.key}"

@@ -15,20 +15,26 @@ from typing import Any
 
 import msgspec
 
+from ..connectors import CONNECTORS, goes_by_address
+from ..connectors.moriio import MoRIIO, MoRIIORead, told_by_ping
 from ..connectors.p2p_nccl import P2pNccl
 from ..errors import FormatError
-from ..fleet.worker import NO_EVENTS, Announcement, EventSource, Load, Role, Source, Worker
+from ..fleet.worker import ANSWERING, NO_EVENTS, Announcement, EventSource, Load, Role, Source, Worker
 from ..openai.request import MODEL_LIMIT
 
 VERSION = 1
 COORDINATES_LIMIT = 32
 MODELS_LIMIT = 1024
 RANKS_LIMIT = 64
+LABELS_LIMIT = 64
 PORT_LIMIT = 65535
 TCP = "tcp://"
 _NAME = r"[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63}){0,20}"
 _COORDINATE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _TOKEN = re.compile(r"[\x21-\x7e]{0,256}")  # ends up in heads and bodies of legs
+_LABEL_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_LABEL = re.compile(rf"(?:[a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_LABEL_NAME}")
+_LABEL_VALUE = re.compile(rf"(?:{_LABEL_NAME})?")
 _ADDRESS = re.compile(rf"(?:{_NAME}|\[[0-9A-Fa-f:.]{{2,45}}\]):([0-9]{{1,5}})")
 
 
@@ -36,7 +42,7 @@ class Heartbeat(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
     """The project's own message, `version` 1; sent every 10 s and once more when the worker starts to drain."""
 
     version: int
-    role: str  # P, D or R
+    role: str  # P, D, R or E
     http_address: str
     models: list[str]
     aliases: dict[str, str] = {}  # names of one model, each with the one that stands for all
@@ -55,6 +61,8 @@ class Heartbeat(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
     kv_events: EventSource = NO_EVENTS  # on the host of `http_address`
     x: float | None = None  # of a D: its own share of sessions kept LOCAL, in mode `fraction`
     profile: str = ""  # the engine's, by the name of a profile that the proxy knows
+    labels: dict[str, str] = {}  # of Kubernetes' form
+    sidecar: bool = False  # of a D or R: whether `http_address` is that of a sidecar
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -93,7 +101,7 @@ def _ours(message: dict[str, Any]) -> Announcement:
         models=tuple(beat.models),
         aliases=beat.aliases,
         connector=beat.connector,
-        coordinates=check_coordinates(beat.coordinates),
+        coordinates=check_coordinates(beat.coordinates, beat.connector),
         engine=beat.engine,
         engine_version=beat.engine_version,
         incarnation=beat.incarnation,
@@ -102,6 +110,8 @@ def _ours(message: dict[str, Any]) -> Announcement:
         kv_events=_own_events(beat.kv_events, beat.http_address),
         x=beat.x,
         profile=beat.profile,
+        labels=check_labels(beat.labels),
+        has_sidecar=check_sidecar(_role(beat.role), beat.connector, has_one=beat.sidecar),
     )
     load = Load(beat.running, beat.waiting, beat.kv_usage, beat.kv_capacity_tokens)
     return Announcement(worker, load, beat.draining, beat.leaving)
@@ -134,18 +144,18 @@ def _ping(message: dict[str, Any]) -> Announcement:
     for name in ("http_address", "zmq_address"):
         if not isinstance(message.get(name), str):
             raise FormatError(f"ping: {name} is missing or not a string")
-    coordinates = {"zmq_address": message["zmq_address"]}
     if "transfer_mode" in message:
-        connector = "moriio"
-        coordinates |= {name: str(message[name]) for name in ("dp_size", "tp_size", "transfer_mode") if name in message}
+        connector = MoRIIORead.name if message["transfer_mode"] == "READ" else MoRIIO.name
+        if (told := told_by_ping(message["zmq_address"])) is None:
+            raise FormatError("ping: zmq_address must be host:HOST,handshake:PORT,notify:PORT")
+        coordinates = told | {name: str(message[name]) for name in ("dp_size", "tp_size") if name in message}
     else:
-        connector = P2pNccl.name
-        check_address(message["zmq_address"], "zmq_address")
+        connector, coordinates = P2pNccl.name, {"zmq_address": message["zmq_address"]}
     worker = Worker(
         role=_role(message["type"]),
         address=check_address(message["http_address"], "http_address"),
         connector=connector,
-        coordinates=check_coordinates(coordinates),
+        coordinates=check_coordinates(coordinates, connector),
         source=Source.PING,
     )
     return Announcement(worker)
@@ -155,7 +165,7 @@ def _role(text: str) -> Role:
     try:
         return Role(text)
     except ValueError:
-        raise FormatError("heartbeat: role must be P, D or R") from None
+        raise FormatError("heartbeat: role must be P, D, R or E") from None
 
 
 def _check_models(models: list[str]) -> None:
@@ -163,13 +173,39 @@ def _check_models(models: list[str]) -> None:
         raise FormatError(f"models: must be at most {MODELS_LIMIT} names of at most {MODEL_LIMIT} printable characters")
 
 
-def check_coordinates(coordinates: dict[str, str]) -> dict[str, str]:
-    """The same; FormatError for what does not fit into a head."""
+def check_coordinates(coordinates: dict[str, str], connector: str) -> dict[str, str]:
+    """The same; FormatError for what does not fit into a head, or is nothing that the connector could use."""
     if len(coordinates) > COORDINATES_LIMIT or not all(map(_COORDINATE.fullmatch, coordinates)):
         raise FormatError(f"coordinates: must be at most {COORDINATES_LIMIT} names of letters, digits, dot, - and _")
     for name, value in coordinates.items():
         _check_token(value, name)
+    known = CONNECTORS[connector].coordinates if connector in CONNECTORS else {}
+    for name in known.keys() & coordinates.keys():
+        if known[name].pattern.fullmatch(coordinates[name]) is None:
+            raise FormatError(f"{name}: must be {known[name].allowed}")
     return coordinates
+
+
+def check_labels(labels: dict[str, str]) -> dict[str, str]:
+    """The same; FormatError unless they have the form that Kubernetes allows.
+
+    https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
+    """
+    if len(labels) > LABELS_LIMIT:
+        raise FormatError(f"labels: must be at most {LABELS_LIMIT}")
+    for name, value in labels.items():
+        if _LABEL.fullmatch(name) is None or _LABEL_VALUE.fullmatch(value) is None:
+            raise FormatError(
+                "labels: must be [PREFIX/]NAME=VALUE, NAME and VALUE of at most 63 letters, digits, . - _"
+            )
+    return labels
+
+
+def check_sidecar(role: Role, connector: str, *, has_one: bool) -> bool:
+    """The same; FormatError for a worker that no sidecar can stand before: it knows a P by its address alone."""
+    if has_one and (role not in ANSWERING or (connector in CONNECTORS and not goes_by_address(connector))):
+        raise FormatError("sidecar: must be of a D or R, whose connector needs no coordinates")
+    return has_one
 
 
 def _check_token(text: str, name: str) -> None:

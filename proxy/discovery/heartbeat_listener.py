@@ -26,6 +26,8 @@ from ..runtime.tasks import Throttle
 from ..telemetry.metrics import Metrics
 from .heartbeat import decode
 from .senders import Senders
+from .turn_report import TurnReport, is_report
+from .turn_report import decode as decode_report
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class HeartbeatListener:
         self._authenticator: AsyncioAuthenticator | None = None
         self._complained_s = -COMPLAIN_EVERY_S
         self._dropped = 0
+        self.on_report: Callable[[TurnReport], None] | None = None  # a picker's; others take none
         self.sockets: list[tuple[zmq.asyncio.Socket, bool]] = []  # each with whether it is the encrypted one
 
     def open(self) -> None:
@@ -87,7 +90,11 @@ class HeartbeatListener:
                 key = str(frames[-1].get("User-Id")) if encrypted else None
                 if len(frames) != FRAMES:
                     raise FormatError("heartbeat: must be one frame")
-                found = self._senders.checked(decode(bytes(frames[-1].buffer)), sender, key)
+                payload = bytes(frames[-1].buffer)
+                if is_report(payload):
+                    self._reported(payload, sender, key)
+                    continue
+                found = self._senders.checked(decode(payload), sender, key)
             except FormatError as exc:
                 self._drop(str(exc), sender)
             except Exception as exc:  # whatever a stranger sends, the listener goes on
@@ -98,6 +105,13 @@ class HeartbeatListener:
                 if found.worker.source is not Source.PING or found.worker.id not in announced:
                     announced[found.worker.id] = found
         return announced.values()
+
+    def _reported(self, payload: bytes, sender: str, key: str | None) -> None:
+        self._senders.check_report(sender, key)
+        if self.on_report is None:
+            raise FormatError("turn report: this proxy is no picker")
+        self.on_report(decode_report(payload))
+        self._metrics.heartbeats.labels("taken").inc()
 
     def _apply(self, announcements: Iterable[Announcement]) -> None:
         now_s = self._now()

@@ -64,6 +64,14 @@ class Senders:
             owners.release(worker.id)
         return replace(announcement, worker=replace_worker(worker, is_trusted=key is not None or self._is_guarded))
 
+    def check_report(self, sender: str, key: str | None) -> None:
+        """Of a turn, by a sidecar: whoever may announce a worker may tell what it did."""
+        if self._needs_key and key is None:
+            raise FormatError("turn report: sidecars must use curve_port")
+        address = _ip(sender)
+        if self._allowed and not (address and any(address in network for network in self._allowed)):
+            raise FormatError("turn report: the sender is not in heartbeat_allow")
+
     def _check_port(self, worker: Worker, key: str | None) -> None:
         if self._needs_key and key is None:
             if worker.source is Source.AGENT:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import Counter
 
 from ..config import ProxyConfig, all_of, refused
-from ..connectors import CONNECTORS, usual_connector
+from ..connectors import CONNECTORS, usual_connector, usual_engine
 from ..errors import ConfigError, FormatError
-from ..fleet.worker import UNHEARD, EventSource, Role, Source, Worker
-from .heartbeat import check_address, check_coordinates, check_events
+from ..fleet.worker import ENGINES, UNHEARD, EventSource, Role, Source, Worker
+from .heartbeat import check_address, check_coordinates, check_events, check_labels, check_sidecar
 
-_COORDINATES = sorted({name for connector in CONNECTORS.values() for name in connector.coordinates})
+LABEL = "label."
+_COORDINATES = {name: known.allowed for each in CONNECTORS.values() for name, known in each.coordinates.items()}
 WORKER_OPTIONS = ", ".join(
     (
         f'",connector={"|".join(CONNECTORS)}"',
+        f'",engine={"|".join(ENGINES)}"',
         '",model=NAME"',
         '",engine_version=V"',
         '",tls=true"',
@@ -22,7 +24,9 @@ WORKER_OPTIONS = ", ".join(
         '",ranks=N"',
         '",x=SHARE"',
         '",profile=NAME"',
-        *(f'",{name}=host:port"' for name in _COORDINATES),
+        '",label.NAME=VALUE"',
+        '",sidecar=true" of a D or R',
+        *(f'",{name}={allowed}"' for name, allowed in sorted(_COORDINATES.items())),
     )
 )
 
@@ -45,38 +49,48 @@ def static_workers(config: ProxyConfig) -> tuple[Worker, ...]:
 
 def parse_worker(text: str) -> Worker:
     """A static worker from "ROLE=host:port", then ",name=value" of WORKER_OPTIONS."""
-    allowed = "ROLE=host:port with ROLE P, D or R, then any of " + WORKER_OPTIONS
+    allowed = "ROLE=host:port with ROLE P, D, R or E, then any of " + WORKER_OPTIONS
     first, *rest = text.split(",")
     role, _, address = first.partition("=")
     try:
         check_address(address, "workers")
         options = dict(part.split("=", 1) for part in rest)
-        connector, model = options.pop("connector", usual_connector(role)), options.pop("model", "")
+        named, model = options.pop("engine", ""), options.pop("model", "")
+        connector = options.pop("connector", usual_connector(role, named))
+        engine = named or usual_engine(connector)
         version, tls = options.pop("engine_version", ""), options.pop("tls", "false")
-        profile = options.pop("profile", "")
+        profile, sidecar = options.pop("profile", ""), options.pop("sidecar", "false")
         ranks = int(options.pop("ranks", "1"))
         events = EventSource(options.pop("events", ""), options.pop("replay", ""), ranks)
         events = UNHEARD if events == EventSource("none") else events
         check_events(events)
+        labels = {name.removeprefix(LABEL): options.pop(name) for name in list(options) if name.startswith(LABEL)}
         x = float(options.pop("x")) if "x" in options else None
         if x is not None and not 0.0 <= x <= 1.0:
             raise ValueError(text)
-        if tls not in ("true", "false"):
+        if not {tls, sidecar} <= {"true", "false"}:
             raise ValueError(text)
-        if connector not in CONNECTORS or not options.keys() <= set(_COORDINATES):
+        if (
+            engine not in ENGINES
+            or connector not in CONNECTORS
+            or not options.keys() <= CONNECTORS[connector].coordinates.keys()
+        ):
             raise ValueError(text)
         return Worker(
             role=Role(role),
             address=address,
             models=(model,) if model else (),
             connector=connector,
+            engine=engine,
             engine_version=version,
-            coordinates=check_coordinates(options),
+            coordinates=check_coordinates(options, connector),
             source=Source.STATIC,
             tls=tls == "true",
             kv_events=events,
             x=x,
             profile=profile,
+            labels=check_labels(labels),
+            has_sidecar=check_sidecar(Role(role), connector, has_one=sidecar == "true"),
         )
     except (ValueError, FormatError):
         raise refused("workers", text, allowed) from None

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from dataclasses import dataclass
+from typing import Protocol
 
+from quart import Quart
+
+from .. import plane
 from ..app.client_routes import create_app
 from ..assembly import Proxy
+from ..bodies.body_memory import BodyMemory
 from ..config import DataPlane, ProxyConfig
 from ..errors import ConfigError
-from ..runtime.tls import client_tls
+from ..routing.service import TurnService
+from ..routing.state import State
+from ..runtime.tasks import Drain
+from ..runtime.tls import Tls, client_tls
+from ..telemetry.access_log import AccessLog
 from .asgi_edge import Edge
 from .connections import Connections
 from .http1_server import Http1Server
@@ -36,54 +46,125 @@ def listen(config: ProxyConfig) -> socket.socket:
     return listening
 
 
+class Beside(Protocol):
+    """Another port, which opens and drains with the clients' own."""
+
+    async def open(self) -> None: ...  # ConfigError if it is taken
+
+    def go_away(self) -> None: ...
+
+    async def drained(self, limit_s: float) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What is served on a port, and what bounds it. turns: what answers them over HTTP/1.1; all else is `app`'s."""
+
+    config: ProxyConfig
+    app: Quart
+    turns: TurnService
+    state: State
+    drain: Drain
+    body_memory: BodyMemory
+    access_log: AccessLog | None
+    poller: plane.Poller | None
+    shares_port: bool = False  # with other processes
+    beside: Beside | None = None
+
+
 async def serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> None:
     """Serves until `stop` is set, and `drain_delay_s` longer. Then it closes `listening` and drains: open answers get
     `shutdown_timeout_s` to end.
     ConfigError if a port is taken or a certificate can't be used.
     """
+    config = proxy.settings.config
     proxy.loop_watch.start()
     try:
-        await _serve(proxy, listening, stop)
+        tls = client_tls(config)
+        if proxy.membership.leads:
+            proxy.listener.open()
+            proxy.event_subscriber.open()
+        if proxy.tokenizer is not None:
+            await proxy.tokenizer.open()
+        app = create_app(proxy)
+        await proxy.membership.join()
+        site = Site(
+            config=config,
+            app=app,
+            turns=proxy.turns,
+            state=proxy.state,
+            drain=proxy.drain,
+            body_memory=proxy.body_memory,
+            access_log=proxy.access_log,
+            poller=proxy.poller,
+            shares_port=bool(proxy.membership.peers),
+            beside=_gateway(proxy, app),
+        )
+        await serve_site(site, listening, stop, tls)
     finally:
         proxy.loop_watch.stop()
 
 
-async def _serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> None:
-    config = proxy.settings.config
-    tls = client_tls(config)
-    if proxy.membership.leads:
-        proxy.listener.open()
-        proxy.event_subscriber.open()
-    if proxy.tokenizer is not None:
-        await proxy.tokenizer.open()
-    app = create_app(proxy)
-    edge = Edge(app, config, proxy.drain, proxy.body_memory, proxy.access_log)
-    http1 = Http1Server(edge, None if config.data_plane is DataPlane.ASGI else proxy.turns, config)
-    connections = Connections(http1, HypercornServer(edge, config), config, tls, proxy.state.now, proxy.poller)
-    if proxy.membership.peers:
+async def serve_site(site: Site, listening: socket.socket, stop: asyncio.Event, tls: Tls | None) -> None:
+    """As `serve`, of anything that answers turns. tls: towards clients."""
+    config = site.config
+    edge = Edge(site.app, config, site.drain, site.body_memory, site.access_log)
+    http1 = Http1Server(edge, None if config.data_plane is DataPlane.ASGI else site.turns, config)
+    connections = Connections(http1, HypercornServer(edge, config), config, tls, site.state.now, site.poller)
+    if site.shares_port:
         connections.share_bursts()
-    proxy.state.metrics.watch(connections.gauges)
-    await proxy.membership.join()
-    await app.startup()
+    site.state.metrics.watch(connections.gauges)
+    await site.app.startup()
+    if site.beside is not None:
+        await site.beside.open()
     try:
         async with asyncio.TaskGroup() as tasks:
             watching = [tasks.create_task(connections.watch())]
             if tls is not None:
-                watching.append(tasks.create_task(tls.watch(proxy.state.metrics.reloaded)))
+                watching.append(tasks.create_task(tls.watch(site.state.metrics.reloaded)))
             accepting = tasks.create_task(connections.accept(listening))
             await stop.wait()
-            proxy.drain.announce()
+            site.drain.announce()
             await asyncio.sleep(config.drain_delay_s)
             accepting.cancel()
             await asyncio.wait({accepting})
             listening.close()
-            proxy.drain.begin()
+            site.drain.begin()
             connections.go_away()
-            await edge.requests.drained(config.shutdown_timeout_s)
+            draining = [edge.requests.drained(config.shutdown_timeout_s)]
+            if site.beside is not None:
+                site.beside.go_away()
+                draining.append(site.beside.drained(config.shutdown_timeout_s))
+            await asyncio.gather(*draining)
             for task in watching:
                 task.cancel()
             await connections.close()
     finally:
-        await app.shutdown()
-        if proxy.poller is not None:
-            proxy.poller.close()
+        if site.beside is not None:
+            await site.beside.close()
+        await site.app.shutdown()
+        if site.poller is not None:
+            site.poller.close()
+
+
+def check_extra() -> None:
+    """ConfigError where what a picker needs is not installed."""
+    try:
+        from ..gateway import server  # noqa: F401
+    except ImportError as exc:
+        raise ConfigError(
+            f"picker_port needs the extra `gateway`: pip install 'ppd-router[gateway]' ({exc.name} is not installed)",
+            param="picker_port",
+        ) from exc
+
+
+def _gateway(proxy: Proxy, app: Quart) -> Beside | None:
+    """None where no picker is wanted."""
+    if not proxy.settings.config.picker_port:
+        return None
+    check_extra()
+    from ..gateway.server import Gateway  # only now, as the extra may be missing
+
+    return Gateway(proxy, app)

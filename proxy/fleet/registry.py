@@ -17,7 +17,7 @@ from .ledger import REPORT_AGE_S, LegWork, Use, Uses, of_other_proxies, shown
 from .order import Rosters
 from .places import learned
 from .view import NO_OTHERS, Fleet, WorkerView
-from .worker import NO_EVENTS, Announcement, Load, Role, Source, Worker, WorkerId, settled
+from .worker import ANSWERING, NO_EVENTS, Announcement, Load, Source, Worker, WorkerId, settled
 from .worker_names import WorkerNames
 
 JOINED = "join-"  # prefix of the incarnations given to engines that do not report one
@@ -118,17 +118,19 @@ class Registry:
         self._change(worker.id, up=serves, configured=worker, draining=False)
 
     def probed(self, worker_id: WorkerId, found: Worker, load: Load | None, now_s: float) -> None:
-        """A healthy answer to a probe; found: with models, version and incarnation where the engine reports them."""
+        """A healthy answer to a probe; found: with what the engine reports of itself."""
         view = self._views.get(worker_id)
         if view is None:
             return
-        is_told = view.configured is None or view.configured.kv_events == NO_EVENTS  # else the config says it
+        configured = view.configured
+        is_told = configured is None or configured.kv_events == NO_EVENTS  # else the config says it
         worker = replace_worker(
             view.worker,
             models=found.models or view.worker.models,
             aliases=found.aliases if found.models else view.worker.aliases,
             engine_version=found.engine_version or view.worker.engine_version,
             kv_events=found.kv_events if is_told else view.worker.kv_events,
+            coordinates=({**configured.coordinates, **found.coordinates} if configured else view.worker.coordinates),
         )
         heard_s = now_s if view.worker.source is Source.STATIC else view.heard_s
         self._admit(worker, found.incarnation, heard_s)
@@ -374,7 +376,7 @@ class Registry:
             "reports": view.reports + 1,
             "reported_s": now_s,
         }
-        if view.role is not Role.PREFILL:  # what that queues is prompts to compute, which wait nowhere better
+        if view.role in ANSWERING:  # what a P queues is prompts to compute, which wait nowhere better
             told["places"] = learned(view.places, view.inflight, view.load, load)
         return told
 

@@ -9,7 +9,7 @@ import msgspec
 
 from ..errors import NotFound
 from .places import UNKNOWN
-from .worker import Load, Role, Worker, WorkerId
+from .worker import ANSWERING, Load, Role, Worker, WorkerId
 
 NEVER_S = -math.inf
 
@@ -135,9 +135,12 @@ class WorkerView(msgspec.Struct, frozen=True):
 
     def may_return(self, model: str) -> bool:
         """Whether it is down, and would answer turns of this model if it were up."""
+        return self.role in ANSWERING and self.is_missed(model)
+
+    def is_missed(self, model: str) -> bool:
+        """Whether it is down, and would take part in turns of this model if it were up."""
         models = self.worker.models
-        is_wanted = not self.up and not self.draining and not self.held_back and self.role is not Role.PREFILL
-        return is_wanted and (not models or model in models)
+        return not (self.up or self.draining or self.held_back) and (not models or model in models)
 
 
 Takers = tuple[Sequence[WorkerId], Sequence[WorkerId], Sequence[WorkerId], Sequence[WorkerId]]

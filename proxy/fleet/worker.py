@@ -23,6 +23,13 @@ class Role(StrEnum):
     PREFILL = "P"
     DECODE = "D"
     REPLICA = "R"
+    ENCODE = "E"  # of images, sounds and videos; it computes no prompt
+
+
+ANSWERING = frozenset((Role.DECODE, Role.REPLICA))
+"""The roles whose workers answer clients."""
+
+ENGINES = ("vllm", "sglang", "trtllm")  # that a config may name; others, of heartbeats, only pair with their like
 
 
 class Source(StrEnum):
@@ -78,12 +85,16 @@ def _after(endpoint: str, rank: int) -> str:
 
 
 class PairingKind(NamedTuple):
-    """What decides whether a P and a D can hand over: the fields of `Worker` with these names."""
+    """What decides whether a P and a D can hand over, of the fields of `Worker` with these names."""
 
     connector: str
     engine: str
     engine_version: str
     models: tuple[str, ...]
+    coordinates: frozenset[str]  # only their names: whether what the connector needs is known
+
+
+PREFIX_CACHE = "prefix_cache"  # among a worker's coordinates: "true" or "false"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +115,8 @@ class Worker:
     kv_events: EventSource = NO_EVENTS
     x: float | None = None  # of a D in mode `fraction`: the share of its sessions kept LOCAL; None: the config's
     profile: str = ""  # of its engine: a bundled profile's name, or of a static worker a path; empty: the config's
+    labels: dict[str, str] = field(default_factory=dict)  # by which mode `profiles` chooses
+    has_sidecar: bool = False  # at its address is a sidecar, which asks P itself and lets no handoff through
     is_trusted: bool = True  # False: who announced it is not known, so the proxy's own key does not go there
 
     @property
@@ -111,8 +124,13 @@ class Worker:
         return f"{'https' if self.tls else 'http'}://{self.address}"
 
     @property
+    def keeps_prefixes(self) -> bool:
+        """Whether the KV of a turn is there for the next one: unless the engine says that it is not, or its entry."""
+        return self.coordinates.get(PREFIX_CACHE) != "false"
+
+    @property
     def pairing_kind(self) -> PairingKind:
-        return PairingKind(self.connector, self.engine, self.engine_version, self.models)
+        return PairingKind(self.connector, self.engine, self.engine_version, self.models, frozenset(self.coordinates))
 
     @property
     def id(self) -> WorkerId:

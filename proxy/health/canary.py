@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from ..config import ProxyConfig
-from ..connectors import CONNECTORS, can_pair, plain_leg
-from ..connectors.leg import REQUEST_ID, Handoff, LegRequest, Pair
+from ..connectors import CONNECTORS, Connector, answers_alone, can_pair, plain_leg
+from ..connectors.leg import Handoff, LegOrder, LegRequest, Pair
 from ..errors import LegError, PPDError, refusal
 from ..failures import Cause, Leg, Phase
 from ..fleet.booking import Ledger
@@ -29,6 +29,7 @@ from ..policy import Excluded
 from ..runtime.replicated import Replicated
 from ..upstream.call import Call, Expiry, Timeouts
 from ..upstream.client import Upstream
+from ..upstream.two_legs import TwoLegs
 from .worker_health import Key, WorkerHealth
 
 LIMIT_S = 10.0  # for each leg
@@ -188,7 +189,10 @@ class Canary:
 
     async def _converse(self, trial: Trial, asked_s: float) -> str:
         health = self._health
-        pair, connector = Pair(trial.prefill.worker, trial.decode.worker), CONNECTORS[trial.prefill.worker.connector]
+        connector = CONNECTORS[trial.prefill.worker.connector]
+        if connector.order.is_joint:
+            return await self._converse_together(trial, connector, asked_s)
+        pair = Pair(trial.prefill.worker, trial.decode.worker, connector.new_key())
         fields, trial_id = question(trial.model), secrets.token_hex(16)
         expiry = Expiry.of(self._upstream.uptime(), self._handoff_max_age_s) if connector.needs_handoff else None
         try:
@@ -203,9 +207,8 @@ class Canary:
             return "no_handoff"
         if connector.needs_handoff:
             self._ledger.open(trial_id, self._now())
-        leg_id = prefill.headers[REQUEST_ID] if connector.shares_request_id else secrets.token_hex(16)
         try:
-            leg = connector.decode_leg(Endpoint.COMPLETIONS, fields, pair, leg_id, found)
+            leg = connector.decode_leg(Endpoint.COMPLETIONS, fields, pair, secrets.token_hex(16), found)
             await self._ask(Call(trial.decode.worker, once=True, expiry=expiry), leg)
         except LegError as exc:
             if exc.cause is Cause.STALE_HANDOFF and exc.phase is Phase.CONNECT:
@@ -216,20 +219,44 @@ class Canary:
         health.close_half_open(trial.decode.id)
         return "ok"
 
+    async def _converse_together(self, trial: Trial, connector: Connector, asked_s: float) -> str:
+        fields, pair = question(trial.model), Pair(trial.prefill.worker, trial.decode.worker, connector.new_key())
+        to_p = connector.prefill_leg(Endpoint.COMPLETIONS, fields, pair, secrets.token_hex(16))
+        to_d = connector.decode_leg(Endpoint.COMPLETIONS, fields, pair, secrets.token_hex(16), None)
+        waits = connector.order is LegOrder.D_FIRST
+        legs = TwoLegs(
+            self._ask(Call(pair.prefill, once=True), to_p),
+            self._ask(Call(pair.decode, once=True), to_d),
+            decode_first=waits,
+        )
+        try:
+            await legs.answer()
+        except LegError as exc:
+            if exc.worker == trial.prefill.id and not (waits and (exc.phase, exc.cause) == (Phase.SENT, Cause.TIMEOUT)):
+                return self._failed(Leg.PREFILL, exc, trial.prefill, asked_s)
+            return await self._judge(trial, fields, exc, asked_s)
+        finally:
+            legs.close()
+        self._health.close_half_open(trial.prefill.id)
+        self._health.succeeded(trial.pair)
+        self._health.close_half_open(trial.decode.id)
+        return "ok"
+
     def _failed(self, leg: Leg, exc: LegError, view: WorkerView, asked_s: float) -> str:
         self._health.leg_failed(leg, exc, view.id, asked_s)
         return "overloaded" if exc.cause is Cause.OVERLOADED else f"{leg}_failed"
 
     async def _judge(self, trial: Trial, fields: Fields, failure: LegError, asked_s: float) -> str:
-        """The control: whether D or the pair is at fault for D's failure."""
+        """The control: whether D or the pair is at fault for D's failure. The pair, of a D that needs a P."""
         if failure.cause is Cause.OVERLOADED:
             return self._failed(Leg.LOCAL, failure, trial.decode, asked_s)
-        try:
-            plain = plain_leg(Endpoint.COMPLETIONS, fields, secrets.token_hex(16))
-            await self._ask(Call(trial.decode.worker), plain)
-        except LegError as exc:
-            return self._failed(Leg.LOCAL, exc, trial.decode, asked_s)
-        self._health.close_half_open(trial.decode.id)
+        if answers_alone(trial.decode.worker):
+            try:
+                plain = plain_leg(Endpoint.COMPLETIONS, fields, secrets.token_hex(16), trial.decode.worker.engine)
+                await self._ask(Call(trial.decode.worker), plain)
+            except LegError as exc:
+                return self._failed(Leg.LOCAL, exc, trial.decode, asked_s)
+            self._health.close_half_open(trial.decode.id)
         self._breakers.failed(trial.pair, self._now(), began_s=asked_s, at_once=True)
         return "wedged"
 
@@ -258,6 +285,8 @@ class Canary:
 def possible_trial(prefill: WorkerView, decode: WorkerView) -> Trial | None:
     """A trial of this P and D, if they can hand over now and both serve a model."""
     if prefill.state != "up" or decode.state != "up" or not can_pair(prefill.worker, decode.worker):
+        return None
+    if decode.worker.has_sidecar:  # it lets no handoff through
         return None
     shared = set(prefill.worker.models) & set(decode.worker.models)
     return Trial(prefill, decode, min(shared)) if shared else None

@@ -150,9 +150,13 @@ class Breakers(Generic[Key]):
         circuit.probe_s = None
         self._changed(key)
 
-    def forget(self, key: Hashable) -> None:
-        """Forgets a worker that is gone for good, and every pair that it was part of."""
-        gone = [known for known in self._circuits if known == key or (isinstance(known, tuple) and key in known)]
+    def forget(self, key: Hashable, since_s: float = math.inf) -> None:
+        """Forgets what a worker, and every pair that it was part of, did before `since_s`."""
+        gone = [
+            known
+            for known, circuit in self._circuits.items()
+            if (known == key or (isinstance(known, tuple) and key in known)) and circuit.failed_s < since_s
+        ]
         for known in gone:
             del self._circuits[known]
             self._changed(known)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import aiohttp
 import msgspec
 
-from ..fleet.engine_metrics import EngineMetrics, parse_metrics
+from ..connectors.queries import Query
+from ..fleet.engine_metrics import METRICS_PATH, EngineMetrics, parse_metrics
 from . import event_sources
 
 TIMEOUT_S = 5.0
@@ -33,6 +34,7 @@ class EngineStatus:
     aliases: dict[str, str] = field(default_factory=dict)  # as of a `Worker`
     why: str = ""  # it is not healthy
     wants_key: bool = False  # a path answered 401 or 403
+    coordinates: dict[str, str] = field(default_factory=dict)  # as of a `Worker`: what it said when it was asked
     event_sources: bytes | None = None  # its answer at that path, empty if it has none; None: not asked, or not known
 
 
@@ -67,8 +69,10 @@ async def probe(
     tls: ssl.SSLContext | None = None,
     timeout_s: float = TIMEOUT_S,
     asks_events: bool = False,
+    query: Query | None = None,
+    metrics_path: str = METRICS_PATH,
 ) -> EngineStatus:
-    """Never raises for what an engine does: one that can't be reached is not healthy."""
+    """Never raises for what an engine does: one that can't be reached is not healthy. query: of its coordinates."""
     headers = {"X-PPD-Hops": "1"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
     refused, wants_key, why = False, False, ""
 
@@ -77,15 +81,12 @@ async def probe(
         try:
             getting = session.get(base_url + path, headers=headers, ssl=tls or True)
             async with asyncio.timeout(timeout_s), getting as response:
-                data = await response.content.read(_TEXT_LIMIT_BYTES)
-                while chunk := await response.content.read(_TEXT_LIMIT_BYTES - len(data)):
-                    data += chunk
+                data = await _text(response)
                 if response.status == 200:
                     return data
                 if path == event_sources.PATH and response.status == NOT_FOUND:
                     return b""
-                why = f"{path} answered {response.status}"
-                wants_key = wants_key or response.status in (401, 403)
+                why, wants_key = f"{path} answered {response.status}", wants_key or response.status in (401, 403)
                 return None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as exc:  # ValueError: no host name
             refused = isinstance(exc, OSError) and exc.errno == errno.ECONNREFUSED
@@ -94,8 +95,10 @@ async def probe(
 
     if await ask("/health") is None:
         return EngineStatus(healthy=False, refused=refused, why=why, wants_key=wants_key)
-    paths = ("/v1/models", "/version", "/metrics", *((event_sources.PATH,) if asks_events else ()))
-    models, version, metrics, *events = await asyncio.gather(*map(ask, paths))
+    paths = ("/v1/models", "/version", metrics_path, *((event_sources.PATH,) if asks_events else ()))
+    (models, version, metrics, *events), coordinates = await asyncio.gather(
+        asyncio.gather(*map(ask, paths)), _coordinates(session, query, tls, timeout_s)
+    )
     cards = _model_cards(models)
     return EngineStatus(
         healthy=True,
@@ -105,8 +108,29 @@ async def probe(
         metrics=parse_metrics((metrics or b"").decode("utf-8", "replace")),
         scraped=metrics is not None,
         wants_key=wants_key,
+        coordinates=coordinates,
         event_sources=events[0] if events else None,
     )
+
+
+async def _coordinates(
+    session: aiohttp.ClientSession, query: Query | None, tls: ssl.SSLContext | None, timeout_s: float
+) -> dict[str, str]:
+    """Empty where nothing is asked, or not answered. No key is sent there."""
+    if query is None:
+        return {}
+    try:
+        async with asyncio.timeout(timeout_s), session.get(query.url, ssl=tls or True) as response:
+            return query.read(await _text(response)) if response.status == 200 else {}
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+        return {}
+
+
+async def _text(response: aiohttp.ClientResponse) -> bytes:
+    data = await response.content.read(_TEXT_LIMIT_BYTES)
+    while chunk := await response.content.read(_TEXT_LIMIT_BYTES - len(data)):
+        data += chunk
+    return data
 
 
 UNTRUSTED = "its certificate is not trusted"

@@ -10,13 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import aiohttp
 
 from ..config import ProxyConfig
+from ..connectors.queries import query_of
+from ..fleet.engine_metrics import metrics_path
 from ..fleet.registry import Registry
 from ..fleet.view import WorkerView
 from ..fleet.worker import NO_EVENTS, EventSource, Source, WorkerId
@@ -104,10 +107,7 @@ class Prober:
         for worker_id, missed in self._missed.items():
             self._compare(worker_id, missed)
         for view in views:
-            if view.worker.source is not Source.AGENT and view.id not in self._probing:
-                task = asyncio.create_task(self._probe(view))
-                self._probing[view.id] = task
-                task.add_done_callback(partial(self._probed, view.id))
+            self.ask_again(view)
 
     def _compare(self, worker_id: WorkerId, missed: _Missed) -> None:
         """A worker that has answered turns since its first miss is well, and its misses count from here."""
@@ -125,12 +125,19 @@ class Prober:
         """A worker that is not up may be starting, one that missed a probe may be gone: both are probed more often."""
         return bool(self._missed) or any(not view.up for view in self._registry.views())
 
+    def ask_again(self, view: WorkerView) -> None:
+        """Probes this worker now, where it is probed at all."""
+        if view.worker.source is not Source.AGENT and view.id not in self._probing:
+            self._start(view, self._probe(view))
+
     def doubt(self, view: WorkerView) -> None:
         """Ends the worker's legs if probes find it dead: its agent fell silent, or it does not react to a leg."""
         if view.id not in self._probing:
-            task = asyncio.create_task(self._hang_up_if_dead(view))
-            self._probing[view.id] = task
-            task.add_done_callback(partial(self._probed, view.id))
+            self._start(view, self._hang_up_if_dead(view))
+
+    def _start(self, view: WorkerView, probing: Coroutine[Any, Any, None]) -> None:
+        task = self._probing[view.id] = asyncio.create_task(probing)
+        task.add_done_callback(partial(self._probed, view.id))
 
     async def _hang_up_if_dead(self, view: WorkerView) -> None:
         answers, refused = self._upstream.answers(view.id), False
@@ -154,6 +161,8 @@ class Prober:
             api_key=key,
             tls=self._tls.context,
             asks_events=self._may_tell_events(view) and (told is None or told.incarnation != view.incarnation),
+            query=query_of(view.configured or view.worker),
+            metrics_path=metrics_path(view.worker.engine),
         )
 
     def _may_tell_events(self, view: WorkerView) -> bool:
@@ -187,6 +196,7 @@ class Prober:
             engine_version=status.version,
             incarnation=status.metrics.incarnation,
             kv_events=self._events(view, status),
+            coordinates=status.coordinates,
         )
         load = status.metrics.load if status.scraped else None
         self._registry.probed(view.id, found, load, self._now())

@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
+from ..connectors.queries import query_of
 from ..errors import LegError
 from ..failures import ROWS, FailureRule, HealthEffect, Leg
 from ..fleet.registry import Registry
@@ -21,6 +23,8 @@ from .circuit_breaker import Breakers, Circuit, RetryBudget
 log = logging.getLogger(__name__)
 
 OVERLOAD_S = 1.0  # how long an overloaded worker without a Retry-After is avoided
+
+_FAILURES = (HealthEffect.OPENED, HealthEffect.COUNTED, HealthEffect.PAIR)
 
 Key = WorkerId | PairId
 
@@ -36,6 +40,7 @@ class WorkerHealth:
         self._registry = registry
         self._now = now
         self._moved_s: dict[PairId, float] = {}
+        self.to_ask_again: set[WorkerId] = set()  # P of failed legs, that may have begun anew: what D is told of them
 
     def asked(self, decision: Decision) -> None:
         """A turn is sent to these workers: where a breaker is half open, the turn is its probe."""
@@ -43,21 +48,39 @@ class WorkerHealth:
         for key in keys_of(decision):
             self.breakers.began(key, now_s)
 
-    def began(self, decision: Decision, *, moved: bool) -> None:
-        """The answer has begun: P has prefilled, and a half-open D has passed its probe; `moved`: D has P's KV.
+    def began(self, decision: Decision) -> None:
+        """The answer has begun: a half-open D or R has passed its probe.
 
         The failures in a row of a D or R end only with a complete answer, or one that breaks every stream would never
-        be avoided; so those of a lender do not end here either.
+        be avoided.
         """
-        decode, prefill = decision.decode.id, decision.prefill
-        if prefill is not None:
-            if decision.lender is None:
-                self.succeeded(prefill.id)
-            else:
-                self.close_half_open(prefill.id)
-            if moved:
-                self.succeeded((prefill.id, decode))
-        self.close_half_open(decode)
+        self.close_half_open(decision.decode.id)
+
+    def prefilled(self, decision: Decision, *, moved: bool) -> None:
+        """The answer has begun, and P's leg has ended well. moved: D has P's KV.
+
+        The failures in a row of a lender do not end here, as it is a D or R.
+        """
+        prefill = decision.prefill
+        if prefill is None:
+            return
+        if decision.lender is None:
+            self.succeeded(prefill.id)
+        else:
+            self.close_half_open(prefill.id)
+        if moved:
+            self.succeeded((prefill.id, decision.decode.id))
+
+    def prefill_left(self, decision: Decision) -> None:
+        """P's leg was ended before its answer, as D's was at its end: what it was a probe of is still unknown."""
+        for key in keys_of(decision)[1:]:
+            self.breakers.abandoned(key)
+
+    def ended_on_prefill(self, decision: Decision) -> None:
+        """P's answer was all of it, which proves nothing about D."""
+        if decision.prefill is not None:
+            self.succeeded(decision.prefill.id)
+        self.left(decision)
 
     def close_half_open(self, worker: WorkerId) -> None:
         """The worker has begun an answer: closes its breaker if half open, but does not reset failures in a row."""
@@ -87,10 +110,15 @@ class WorkerHealth:
     def failed(self, leg: Leg, exc: LegError, decision: Decision, asked_s: float) -> FailureRule:
         """Counts a turn's leg that failed, by its row of the table; asked_s: when the leg was asked."""
         row = ROWS[leg, exc.phase, exc.cause]
+        if exc.is_of_pair:
+            row = replace(row, health=HealthEffect.PAIR)
         if row.health is HealthEffect.PAIR and decision.prefill is not None:
             self._fail((decision.prefill.id, decision.decode.id), exc, asked_s)
         else:
             self._count(row.health, exc, blamed(leg, decision), asked_s)
+        prefill = decision.prefill
+        if row.health in _FAILURES and prefill is not None and query_of(prefill.configured or prefill.worker):
+            self.to_ask_again.add(prefill.id)
         self.left(decision)  # the failure proves nothing about the other workers: they may be probed again at once
         return row
 
@@ -105,10 +133,10 @@ class WorkerHealth:
         if was_open and circuit is not None and circuit.openings == 0 and not isinstance(key, tuple):
             self._registry.recovered(key, self._now())
 
-    def forget(self, worker: WorkerId) -> None:
-        """The worker is gone for good."""
-        self.breakers.forget(worker)
-        self._moved_s = {pair: at_s for pair, at_s in self._moved_s.items() if worker not in pair}
+    def forget(self, worker: WorkerId, since_s: float = math.inf) -> None:
+        """The worker is gone for good, or has been another engine `since_s`."""
+        self.breakers.forget(worker, since_s)
+        self._moved_s = {pair: at_s for pair, at_s in self._moved_s.items() if worker not in pair or at_s >= since_s}
 
     def _count(self, effect: HealthEffect, exc: LegError, worker: WorkerId, asked_s: float) -> None:
         match effect:
@@ -136,7 +164,7 @@ class WorkerHealth:
 
 
 def keys_of(decision: Decision) -> tuple[Key, ...]:
-    """The keys of the breakers that a decision concerns."""
+    """The keys of the breakers that a decision concerns, first that of the worker that answers."""
     decode, prefill = decision.decode.id, decision.prefill
     return (decode,) if prefill is None else (decode, prefill.id, (prefill.id, decode))
 

@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from ..errors import error_body
+from ..readback.lineage import HandleReader, ToldHandle
 from .answer_shapes import (
     AnswerChoice,
     AnswerChunk,
@@ -59,6 +60,7 @@ class AnswerSummary(msgspec.Struct):
     first_token_seen: bool = False  # text, reasoning, refusal or a tool call
     error: bytes | None = None  # the error that the worker sent, as {"error": {...}}
     ended: bool = False  # the stream's terminator, or a whole body, was received
+    handle: ToldHandle | None = None  # of the KV that D keeps, where that is read
 
     @property
     def completed(self) -> bool:
@@ -85,8 +87,10 @@ _LAST_EVENTS = frozenset(("response.completed", "response.incomplete", "response
 class AnswerObserver:
     """Reads one answer; `summary` is updated in place and never replaced."""
 
-    def __init__(self, endpoint: Endpoint, sink: AnswerSink | None = None) -> None:
+    def __init__(self, endpoint: Endpoint, sink: AnswerSink | None = None, *, reads_handle: bool = False) -> None:
+        """reads_handle: of a chat or completion that was asked for its tokens' ids."""
         self.summary = AnswerSummary()
+        self._handle = HandleReader() if reads_handle else None
         self._sink = sink
         self._ends_with_done = False
         # Unbound, as bound methods would make a reference cycle: only the garbage collector would free an observer.
@@ -106,6 +110,8 @@ class AnswerObserver:
             return
         self.summary.events += 1
         self._read(self._event, data)
+        if self._handle is not None:
+            self._read_handle(self._handle, data)
 
     def observe_text(self, text: str, events: int = 1) -> None:
         """For events that are known to hold only this text, of the first choice (see `PlainEvents`)."""
@@ -116,6 +122,12 @@ class AnswerObserver:
             if self._sink is not None:
                 self._sink.add_text(text)
 
+    def observe_tokens(self, text: str, ids: list[int]) -> None:
+        """As `observe_text`, of an event with the ids of its tokens."""
+        self.observe_text(text)
+        if self._handle is not None:
+            self._handle.add(ids)
+
     def adopt(self, summary: AnswerSummary) -> None:
         """Takes over what another observer has seen of the whole body; the sink is not fed."""
         for name in AnswerSummary.__struct_fields__:
@@ -124,6 +136,12 @@ class AnswerObserver:
     def observe_body(self, body: bytes) -> None:
         self.summary.events += 1
         self.summary.ended = self._read(self._body, body)
+        if self._handle is not None:
+            self._read_handle(self._handle, body)
+
+    def _read_handle(self, reader: HandleReader, data: bytes) -> None:
+        reader.read(data)
+        self.summary.handle = reader.told
 
     def _read(self, read: _Read, data: bytes) -> bool:
         try:

@@ -27,6 +27,7 @@ SHORT_BYTES = 16_384
 """Up to this size, encoding the members anew takes no longer than finding their positions: about 5 us."""
 
 _NULL = msgspec.Raw(b"null")
+_ANY: msgspec.json.Decoder[msgspec.Raw] = msgspec.json.Decoder(msgspec.Raw)
 _MOST_MEMBERS = 256  # a microsecond each; no client library sends more
 
 # The body has already been decoded as JSON, so only a brace or a comma can come before a name.
@@ -44,6 +45,25 @@ class Members(Fields):
         super().__init__(fields)
         self.body = body
         self.places = places
+
+
+def located(body: bytes, unchecked: str | None) -> Members | None:
+    """A long body's members, found by compiled code in a sixth of the time that decoding takes.
+
+    None where they must be decoded: in short bodies, and where anything about them is unusual. unchecked: the member
+    of which nobody has made sure that it is JSON. DecodeError if another one is not.
+    """
+    found = plane.members(body) if plane.IS_BUILT and len(body) > SHORT_BYTES else None
+    if found is None:
+        return None
+    view = memoryview(body)
+    fields = {name: msgspec.Raw(view[start:end]) for name, _, start, end in found}
+    if len(fields) < len(found):  # a name occurs twice
+        return None
+    for name, value in fields.items():
+        if name != unchecked:
+            _ANY.decode(value)
+    return Members(fields, body, {name: (begins, end) for name, begins, _, end in found})
 
 
 class Edited(Fields):

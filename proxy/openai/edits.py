@@ -1,14 +1,18 @@
 """Edits a worker's answer before it reaches the client; an answer that needs no edit stays verbatim.
 
-* Transfer parameters are removed wherever they are: they name internal addresses and KV blocks.
-* Usage that only the proxy asked for is removed.
+* Transfer parameters are removed wherever they are: they name internal addresses and KV blocks. TensorRT-LLM's are in
+  the choices.
+* Usage, and token ids, that only the proxy asked for are removed.
+* The leg's own id, which vLLM puts into the answer's `id`, is shortened where it holds workers' addresses (P2pNccl).
 * `cached_tokens` after a remote prefill is replaced by P's count, as D counts all that it pulled as cached.
 * An error that names the worker, or what a handoff says of P, is replaced as a whole.
+* A whole answer of P's, where it is the client's, is made a stream for a client that wants one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -17,6 +21,9 @@ from .body_members import decoded, encoded, marked_nan, members, unmarked_nan
 from .request import Endpoint, Fields
 
 _TRANSFER = ("kv_transfer_params", "ec_transfer_params")
+_IN_CHOICES = "disaggregated_params"
+_PROMPT = "prompt_token_ids"  # beside P's parameters
+_IDS = (_PROMPT, "token_ids")  # in choices too
 _NULL = msgspec.Raw(b"null")
 
 # The member of a stream's event that holds what is the whole body of an answer without streaming.
@@ -38,15 +45,38 @@ class Edits(msgspec.Struct, frozen=True):
     hide_usage: bool = False  # the client did not ask for usage in its stream
     cached_tokens: int | None = None  # prompt tokens that P found in its cache; None: D's count stands
     redaction: Redaction | None = None  # None: errors are passed on unchanged
+    hide_token_ids: bool = False  # the client did not ask for them
+    hides: tuple[str, str] | None = None  # the leg's id, and what the client sees of it; None: all
 
     def markers(self) -> tuple[bytes, ...]:
         """An object to edit holds at least one of these byte strings; inside a JSON string they would be escaped."""
-        found = [b'_transfer_params"']
+        found = [b'_transfer_params"', b'"disaggregated_params"']
         if self.hide_usage:
             found.append(b'"usage"')
+        if self.hide_token_ids:
+            found.append(b'token_ids"')
         if self.cached_tokens is not None:
             found += [b'"cached_tokens"', b'"cache_read_input_tokens"']
         return tuple(found)
+
+    def shown(self, data: bytes) -> bytes:
+        """With no more of the leg's id than the client may see."""
+        return data if self.hides is None else data.replace(self.hides[0].encode(), self.hides[1].encode())
+
+
+_TOKEN_IDS = re.compile(rb',"token_ids":\[((?:[0-9]{1,9},)*[0-9]{1,9}|)\]')
+
+
+def parted(event: bytes) -> tuple[bytes, list[int]] | None:
+    """An event without the ids of its tokens, and these; None where they are not in one place.
+
+    In a string the name's quotation marks would be escaped.
+    """
+    found = _TOKEN_IDS.search(event)
+    if found is None or event.find(b'"token_ids"', found.end()) >= 0:
+        return None
+    ids = found[1]
+    return event[: found.start()] + event[found.end() :], list(map(int, ids.split(b","))) if ids else []
 
 
 class Dropped:
@@ -71,7 +101,9 @@ def edited_event(endpoint: Endpoint, data: bytes, edits: Edits) -> bytes | Dropp
 
 
 def edited_body(body: bytes, edits: Edits) -> bytes:
-    shown = Edits(cached_tokens=edits.cached_tokens)  # a whole answer shows usage, asked for or not
+    body = edits.shown(body)
+    # A whole answer shows usage, asked for or not.
+    shown = Edits(cached_tokens=edits.cached_tokens, hide_token_ids=edits.hide_token_ids)
     if not any(marker in body for marker in shown.markers()):
         return body
     answer = members(msgspec.Raw(body))
@@ -79,6 +111,52 @@ def edited_body(body: bytes, edits: Edits) -> bytes:
         marked = marked_nan(body)
         return body if marked is None else unmarked_nan(edited_body(marked, edits))
     return msgspec.json.encode(answer) if _edit(answer, shown) else body
+
+
+def finished_body(body: bytes, *, stream: bool, usage: bool) -> bytes:
+    """What the client of a chat or completion gets of an answer that P has given whole; usage: in a stream too."""
+    marked = marked_nan(body)
+    answer = members(msgspec.Raw(body if marked is None else marked)) or {}
+    answer.pop(_PROMPT, None)
+    _edit(answer, Edits())
+    new = b"".join(_events(answer, usage=usage)) if stream else msgspec.json.encode(answer)
+    return new if marked is None else unmarked_nan(new)
+
+
+def _events(answer: Fields, *, usage: bool) -> Iterator[bytes]:
+    """The text in one event, the reason for its end in the next, as engines stream a single token."""
+    counted, choices = answer.pop("usage", _NULL), _choices(answer)
+    if decoded(answer.get("object", _NULL)) == "chat.completion":
+        answer["object"] = encoded("chat.completion.chunk")
+    texts, ends = [], []
+    for choice in choices:
+        ended = {name: choice.pop(name) for name in ("finish_reason", "stop_reason") if name in choice}
+        empty: Fields = {"index": choice.get("index", encoded(0))}
+        if "message" in choice:
+            choice["delta"] = _delta(choice.pop("message"))
+            empty["delta"] = encoded({})
+        else:
+            empty["text"] = encoded("")
+        texts.append({**choice, "finish_reason": _NULL})
+        ends.append(empty | ended)
+    for part in (texts, ends):
+        yield _event(msgspec.json.encode({**answer, "choices": part}))
+    if usage:
+        yield _event(msgspec.json.encode({**answer, "choices": [], "usage": counted}))
+    yield _event(b"[DONE]")
+
+
+def _event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"
+
+
+def _delta(message: msgspec.Raw) -> msgspec.Raw:
+    """In a stream tool calls have an index."""
+    delta = members(message) or {}
+    calls = decoded(delta.get("tool_calls", _NULL))
+    if isinstance(calls, list):
+        delta["tool_calls"] = encoded([{"index": place, **call} for place, call in enumerate(calls)])
+    return encoded(delta)
 
 
 def _is_usage_chunk(chunk: Fields) -> bool:
@@ -91,6 +169,11 @@ def _edit(answer: Fields, edits: Edits) -> bool:
         if answer.get(name, _NULL) != _NULL:
             del answer[name]
             is_changed = True
+    hidden = (_IN_CHOICES, *_IDS) if edits.hide_token_ids else (_IN_CHOICES,)
+    if edits.hide_token_ids and answer.get(_PROMPT, _NULL) != _NULL:
+        del answer[_PROMPT]
+        is_changed = True
+    is_changed = _without_in_choices(answer, hidden) or is_changed
     usage = members(answer.get("usage", _NULL))
     if usage is None:
         return is_changed
@@ -101,6 +184,26 @@ def _edit(answer: Fields, edits: Edits) -> bool:
         answer["usage"] = encoded(usage)
         return True
     return is_changed
+
+
+def _without_in_choices(answer: Fields, names: Sequence[str]) -> bool:
+    raw = bytes(answer.get("choices", _NULL))
+    if not any(name.encode() in raw for name in names):
+        return False
+    choices = _choices(answer)
+    marked = [(choice, name) for choice in choices for name in names if choice.get(name, _NULL) != _NULL]
+    for choice, name in marked:
+        del choice[name]
+    if marked:
+        answer["choices"] = encoded(choices)
+    return bool(marked)
+
+
+def _choices(answer: Fields) -> list[Fields]:
+    try:
+        return msgspec.json.decode(answer.get("choices", _NULL), type=list[Fields])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
 
 
 def _recount(usage: Fields, cached_tokens: int) -> bool:

@@ -5,12 +5,20 @@ OpenAI's and Anthropic's shapes as vLLM takes them.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from msgspec.json import Decoder
 
+from .. import plane
 from ..errors import RequestError
+from ..media.items import media_type
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    Message: TypeAlias = "PromptMessage | plane.PlainMessage"
 
 Members = dict[str, msgspec.Raw]
 Content = str | list[str | Members] | None
@@ -46,6 +54,14 @@ class PromptMessage(msgspec.Struct, kw_only=True):
     reasoning: msgspec.Raw = ABSENT
     reasoning_content: msgspec.Raw = ABSENT
 
+    @property
+    def utf8(self) -> bytes | None:
+        """Its text, if it is one and nothing else."""
+        content = self.content
+        if type(content) is not str or self.tool_calls or self.function_call:
+            return None
+        return content.encode("utf-8", "surrogatepass")
+
 
 ANY: Decoder[object] = Decoder(object)
 LIST: Decoder[list[object]] = Decoder(list[object])
@@ -63,6 +79,17 @@ def read(decoder: Decoder[T], raw: msgspec.Raw, name: str) -> T:
         return decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise RequestError(f"{name}: {exc}", param=name) from exc
+
+
+def read_messages(raw: msgspec.Raw) -> list[Message]:
+    """The messages of a chat; those that are one text and nothing else by compiled code, if there is any."""
+    found = plane.messages(raw) if plane.IS_BUILT else None
+    if found is not None:
+        view = memoryview(raw)
+        # Whatever is wrong is told by the way that decodes all of them.
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return [MESSAGE.decode(view[one[0] : one[1]]) if isinstance(one, tuple) else one for one in found]
+    return [*read(MESSAGES, raw, "messages")]
 
 
 def is_by_user(content: Content) -> bool:
@@ -99,7 +126,7 @@ def part_text(part: str | Members) -> str | None:
     kind = string(part, "type")
     if kind in REASONING:
         return ""
-    if kind in _TEXT or (kind is None and "text" in part):
+    if kind in _TEXT or (kind is None and "text" in part and media_type(part) is None):
         return string(part, "text") or ""
     return None
 
@@ -117,7 +144,7 @@ def first_text(content: Content) -> str:
     return part_text(content[0]) or "" if content else ""
 
 
-def only_text(reply: PromptMessage) -> str:
+def only_text(reply: Message) -> str:
     """All that it says, if it is nothing but text."""
     return "" if reply.tool_calls or reply.function_call else "".join(texts(reply.content))
 

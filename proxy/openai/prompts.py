@@ -9,14 +9,16 @@ A string and a list with that one text are the same content; two texts are never
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.json import Encoder
 
 from ..errors import RequestError
-from ..sessions.hasher import NO_UNITS, Hasher
+from ..media.items import UUID, media_type
+from ..sessions.hasher import HEAD_BYTES, NO_UNITS, Hasher, encoded
 from ..sessions.prefix_chain import NO_MARKS, UNIT_OVERHEAD_BYTES, BlockHash, Chain, Marks, UnitHash
 from ..sessions.prompt_head import Head, OpenChain
 from ..sessions.templates import PLAIN, Template
@@ -33,7 +35,6 @@ from .prompt_shapes import (
     ITEMS,
     LIST,
     MESSAGE,
-    MESSAGES,
     PROMPT,
     REASONING,
     STRING,
@@ -48,10 +49,14 @@ from .prompt_shapes import (
     only_text,
     part_text,
     read,
+    read_messages,
     string,
     texts,
 )
 from .units import LIST_LIMIT, check_lists, prompt_bytes, too_many_prompts
+
+if TYPE_CHECKING:
+    from .prompt_shapes import Message
 
 MEDIA_BYTES = 4096
 """The size in prompt bytes of an image, sound or file: about a thousand tokens. Its own size says nothing."""
@@ -63,6 +68,7 @@ call."""
 _CALLS = frozenset(("function_call", "custom_tool_call"))
 _SYSTEM = frozenset(("system", "developer"))
 _SERVERS_OWN = frozenset(("id", "status"))
+_BILLING = BILLING.encode()
 _CANONICAL = Encoder(order="deterministic")
 
 
@@ -75,7 +81,8 @@ class PromptReader:
         self._template, self._newest = template, newest_texts()
         self._seen: CallPlaces | None = None  # made with the first call or result: most prompts have none
         self._cuts = TextCuts()
-        self._system: tuple[str, Content] = "", None
+        self.has_media = False
+        self._system_texts: Callable[[], list[str]] = list  # with the role before them
 
     def head(self, salt: str, rendered: Mapping[str, msgspec.Raw]) -> Head:
         """rendered: what comes before the messages, or changes how all of them are rendered."""
@@ -103,44 +110,44 @@ class PromptReader:
         content = None if raw is None else read(CONTENT, raw, name)
         if not content:
             return None
-        self._system = "system", content
+        self._system_texts = lambda: ["system", *texts(content)]
         unit = UnitHash(self.hasher, seed, "system")
         self._add_content(unit, content, system=True)
         return unit.key(), unit.size
 
     def _note_head(self, head: Head, keys: Sequence[int], ends: Sequence[int], *, has_system: bool) -> None:
         self._cuts.mask = keys[-1] ^ keys[0]
-        role, content = self._system
         if len(keys) > 1 and ends[-1] > LEAST_HEAD_BYTES:
             system = head.marks(has_system=has_system).system
-            self._cuts.note_head(keys, ends, system, lambda: [role, *texts(content)])
+            self._cuts.note_head(keys, ends, system, self._system_texts)
 
     def chat(self, head: Head, raw: msgspec.Raw, *, prefills: bool, system: msgspec.Raw | None = None) -> Chain:
         """`messages` of chat completions and of Anthropic's Messages, whose `system` is beside them.
 
         prefills: a last message by the assistant starts the reply, and the client will echo both as one message.
         """
-        messages = read(MESSAGES, raw, "messages")
+        messages = read_messages(raw)
         if not messages:
             raise RequestError("messages: must not be empty", param="messages")
         last = messages[-1]
         continues = prefills and last.role == "assistant" and not last.tool_calls
         before = self._system_unit(head.seed, system, "system")
         if before is None and messages[0].role in _SYSTEM:
-            self._system = messages[0].role, messages[0].content
-            before = self._message(head.seed, messages.pop(0))
+            first = messages.pop(0)
+            self._system_texts = lambda: [first.role, *texts(first.content)]
+            before = self._message(head.seed, first)
         keys, ends, size = head.chain(before)
         self._note_head(head, keys, ends, has_system=before is not None)
         key, mask = head.seed, keys[-1] ^ head.seed
         first_user = last_user = last_reply = replies = 0
         unit: UnitHash | None = None
-        reply: PromptMessage | None = None
+        reply: Message | None = None
         for place, message in enumerate(messages, len(keys)):
             self._cuts.start = size
             role = message.role
             if role == "assistant":
                 last_reply, reply, replies = place, message, replies + 1
-            elif role == "user" and is_by_user(message.content):
+            elif role == "user" and (not isinstance(message, PromptMessage) or is_by_user(message.content)):
                 last_user = place
                 first_user = first_user or place
             if continues and message is last:
@@ -152,7 +159,7 @@ class PromptReader:
             keys.append(key ^ mask)
             ends.append(size)
         head_marks = head.marks(has_system=before is not None)
-        reasons = reply is not None and comes_with_reasoning(reply)
+        reasons = isinstance(reply, PromptMessage) and comes_with_reasoning(reply)
         marks = head_marks.with_messages(first_user, last_user, last_reply, reasons=reasons)
         self._note_newest(messages, keys, ends, marks)
         if replies == 1 and reply is not None and mask and (text := only_text(reply)):
@@ -160,30 +167,22 @@ class PromptReader:
         newest, cuts = tuple(self._newest), self._cuts or None
         return Chain(tuple(keys), tuple(ends), self.hasher, open_unit=unit, marks=marks, long_texts=cuts, texts=newest)
 
-    def _note_newest(
-        self, messages: Sequence[PromptMessage], keys: Sequence[int], ends: Sequence[int], marks: Marks
-    ) -> None:
+    def _note_newest(self, messages: Sequence[Message], keys: Sequence[int], ends: Sequence[int], marks: Marks) -> None:
         """Of the newest message, and of the last one before the newest reply. messages: those after the head."""
         for place in sorted({marks.last_reply - 1, len(keys) - 1}):
             message = messages[place - marks.head - 1] if place > marks.head else None
             if message is None or message.role == "assistant" or message.tool_call_id:
                 continue
-            text = first_text(message.content)
+            text = message.utf8 or encoded(first_text(message.content)[:HEAD_BYTES])
             if len(text) > FINE_BYTES:
                 previous, name = keys[place - 1] ^ self._cuts.mask, message.name or ""
                 self._cuts.newest.append(UnitText(previous, message.role, name, text, ends[place - 1]))
 
-    def _message(self, previous: int, message: PromptMessage) -> tuple[int, int]:
+    def _message(self, previous: int, message: Message) -> tuple[int, int]:
         """Its key and size."""
-        content = message.content
         # Fast path: nearly all messages are a text and nothing else.
-        if (
-            type(content) is str
-            and content
-            and not (message.tool_calls or message.function_call)
-            and not (message.role == "system" and content.startswith(BILLING))
-        ):
-            text = content.encode("utf-8", "surrogatepass")
+        text = message.utf8
+        if text and not (message.role == "system" and text.startswith(_BILLING)):
             self._newest.append(text)
             call_id = message.tool_call_id and self._places.result(message.tool_call_id)
             if len(text) <= LONG_BYTES:
@@ -199,7 +198,7 @@ class PromptReader:
         """The unit of a last message that the reply continues. previous: the key before it."""
         return self._message_unit(previous, read(MESSAGE, msgspec.Raw(message), "messages"))
 
-    def _message_unit(self, previous: int, message: PromptMessage) -> UnitHash:
+    def _message_unit(self, previous: int, message: Message) -> UnitHash:
         call_id = self._places.result(message.tool_call_id) if message.tool_call_id else ""
         unit = UnitHash(self.hasher, previous, message.role, message.name or "", call_id, self._cuts)
         if self._seen is not None:
@@ -221,8 +220,9 @@ class PromptReader:
         system = self._system_unit(head.seed, instructions, "instructions")
         if system is None and stored is None and isinstance(items, list) and string(items[0], "role") in _SYSTEM:
             opening = OpenChain(self.hasher, [head.seed], [0])
-            self._system = string(items[0], "role") or "", content_of(items[0], "content")
-            self._add_item(opening, items.pop(0))
+            first = items.pop(0)
+            self._system_texts = lambda: [string(first, "role") or "", *texts(content_of(first, "content"))]
+            self._add_item(opening, first)
             system = opening.end()
         keys, ends, size = head.chain(system)
         marks = head.marks(has_system=system is not None)
@@ -298,7 +298,9 @@ class PromptReader:
             members.pop("url", None)
         if members.get("detail") == "auto":
             del members["detail"]
-        members.pop("cache_control", None)
+        for name in ("cache_control", UUID):  # the proxy names media itself
+            members.pop(name, None)
+        self.has_media = self.has_media or media_type(part) is not None
         text = _CANONICAL.encode(members)
         unit.add_part(b"M", self.hasher.key(b"M", text), min(len(text), MEDIA_BYTES))
         unit.show(None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any
 
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 
 from ..config import SessionKey
 from ..errors import RequestError
+from ..media.items import MediaItem
 from ..sessions.hasher import Hasher
 from ..sessions.prefix_chain import Chain
 from ..sessions.session import Prompt, response_key
@@ -42,6 +44,11 @@ class Endpoint(StrEnum):
     MESSAGES = "/v1/messages"
 
 
+MESSAGES_MEMBER = {Endpoint.CHAT: "messages", Endpoint.RESPONSES: "input", Endpoint.MESSAGES: "messages"}
+"""The member that holds messages or items, of the endpoints that have one."""
+
+_CHATS = (Endpoint.CHAT, Endpoint.MESSAGES)
+
 CHOOSING = (Endpoint.CHAT, Endpoint.COMPLETIONS)
 """The endpoints whose clients choose how many answers they get, and whether a stream shows usage."""
 
@@ -64,6 +71,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     template: Template = PLAIN
     priority: int | None = None  # vLLM's member: lower is earlier
     prompts: tuple[msgspec.Raw, ...] | None = None  # of a list of prompts, where it has been split already
+    has_media: bool = False
+    media: tuple[MediaItem, ...] = ()  # in order, once they are named
 
     def __repr__(self) -> str:
         return f"Request({self.endpoint}, model={self.model!r}, prompt_bytes={self.prompt_bytes})"  # without the prompt
@@ -140,6 +149,7 @@ class ReadPrompt(msgspec.Struct, frozen=True):
     chain: Chain
     count: int = 1  # of prompts
     opener: str | None = None
+    has_media: bool = False
 
 
 class ReadingRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +158,7 @@ class ReadingRules(msgspec.Struct, frozen=True, kw_only=True):
     hasher: Hasher
     tenant: str
     session_key: SessionKey = SessionKey.PREFIX
-    depth_limit: int = DEPTH_LIMIT
+    depth_limit: int | None = DEPTH_LIMIT  # None: the body is known to be less deep
     units_limit: int | None = UNITS_LIMIT  # None: the body cannot have too many
     salted: Callable[[str], str] | None = None  # makes workers' salt of the client's own; None: that is workers' too
     aliases: Mapping[str, str] = {}  # the one name by which sessions know a model, for each other name of it
@@ -157,16 +167,25 @@ class ReadingRules(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_request(endpoint: Endpoint, body: bytes, headers: Mapping[str, str], rules: ReadingRules) -> Request:
     """RequestError (400) for an invalid body. Names in `headers` are lower-case, or their case is ignored."""
-    check_depth(body, rules.depth_limit)
+    if rules.depth_limit is not None:
+        check_depth(body, rules.depth_limit)
+    # Whatever is wrong with a body is told by the way that decodes all of it first.
+    with suppress(RequestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        located = body_members.located(body, "messages" if endpoint in _CHATS else None)
+        if located is not None:
+            return _within_limits(endpoint, located, headers, rules)
     try:
-        fields = body_members.Members(_BODY.decode(body), body)
-        if rules.units_limit is not None:
-            check_units([fields[name] for name in _READ_THROUGH[endpoint] if name in fields], rules.units_limit)
-        return request_of(endpoint, fields, headers, rules)
+        return _within_limits(endpoint, body_members.Members(_BODY.decode(body), body), headers, rules)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise RequestError(f"the body is not a JSON object: {exc}") from exc
     except RecursionError:
         raise RequestError("the body is nested too deeply") from None
+
+
+def _within_limits(endpoint: Endpoint, fields: Fields, headers: Mapping[str, str], rules: ReadingRules) -> Request:
+    if rules.units_limit is not None:
+        check_units([fields[name] for name in _READ_THROUGH[endpoint] if name in fields], rules.units_limit)
+    return request_of(endpoint, fields, headers, rules)
 
 
 def request_of(
@@ -189,7 +208,7 @@ def request_of(
         reader = PromptReader(rules.hasher, template, scope)
         chain, count = _chain(endpoint, fields, values, reader, salt)
         is_named_by_opener = rules.session_key is SessionKey.FIRST_USER_MESSAGE
-        known = ReadPrompt(chain, count, _opener(endpoint, fields) if is_named_by_opener else None)
+        known = ReadPrompt(chain, count, _opener(endpoint, fields) if is_named_by_opener else None, reader.has_media)
     chain, opener = known.chain, known.opener
     choices = known.count * _count(values, "n")
     explicit_id = session_name(headers, fields, _short, _NAMES.get(endpoint))
@@ -216,6 +235,7 @@ def request_of(
         cache_salt=salt,
         template=template,
         priority=_priority(values),
+        has_media=known.has_media,
     )
 
 

@@ -7,11 +7,12 @@ once for the edits; an event that cannot be parsed goes through unchanged.
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from ..errors import error_body
 from .answer import DONE, AnswerObserver
 from .body_members import without_nan
-from .edits import Dropped, Edits, edited_event
+from .edits import Dropped, Edits, edited_event, parted
 from .plain_events import PlainEvents
 from .request import Endpoint
 from .sse import EventSplitter, Fragment, event_data, with_data
@@ -45,12 +46,17 @@ class StreamRelay:
 
         If so, the observer has already seen it: do not `feed` it too.
         """
-        return self._may_pass and self._observes_text(chunk)
+        return self._may_pass and self._edits.hides is None and self._observes_text(chunk)
+
+    def recount(self, cached_tokens: int) -> None:
+        """P's count of cached tokens, where it is known only now."""
+        self._edits = replace(self._edits, cached_tokens=cached_tokens)
+        self._markers = self._edits.markers()
 
     @property
     def plain(self) -> tuple[bytes, bytes] | None:
         """How the next event is known to be plain, see `PlainEvents.pattern`; None where none may pass unseen."""
-        return self._plain.pattern if self._may_pass else None
+        return self._plain.pattern if self._may_pass and self._edits.hides is None else None
 
     def passed(self, text: str, events: int) -> None:
         """So many plain events with this text have gone to the client."""
@@ -59,7 +65,7 @@ class StreamRelay:
     def feed(self, chunk: bytes) -> bytes:
         if self.passes(chunk):
             return chunk
-        out = b"".join([self._relay(event) for event in self._splitter.feed(chunk)])
+        out = self._edits.shown(b"".join([self._relay(event) for event in self._splitter.feed(chunk)]))
         self._may_pass = self._splitter.is_empty and self._observer.summary.error is None
         return out
 
@@ -68,7 +74,7 @@ class StreamRelay:
         if self._is_finished:
             return b""
         self._is_finished = True
-        tail = self._tail()
+        tail = self._edits.shown(self._tail())
         summary = self._observer.summary
         if summary.ended or summary.error is not None:
             return tail
@@ -94,6 +100,10 @@ class StreamRelay:
             return event
         if type(event) is Fragment:
             return event
+        shown = parted(event) if self._edits.hide_token_ids else None
+        if shown is not None and (text := self._plain.text(shown[0])) is not None:
+            self._observer.observe_tokens(text, shown[1])
+            return shown[0]
         data = event_data(event)
         if data is None:
             return event
@@ -102,7 +112,7 @@ class StreamRelay:
         if self._observer.summary.error is not None and redaction and redaction.applies_to(data):
             return broken_off(self._endpoint)
         if self._plain.is_learning:
-            self._plain.learn(event)
+            self._plain.learn(event if shown is None else shown[0])
         for marker in self._markers:
             if marker in data:
                 return self._edit(event, data)

@@ -250,6 +250,12 @@ class ConfigRead(Event, tag="config-read"):
     in_file: dict[str, object]
 
 
+class TurnReported(Event, tag="report"):
+    """What a sidecar says of a turn that is not the sender's: `TurnReport.encode`."""
+
+    report: bytes
+
+
 class MetricsCounted(Event, tag="counted"):
     """The metrics of process `by`, as `merged_metrics.encoded` writes them."""
 
@@ -309,6 +315,7 @@ AnyEvent = (
     | ConfigChanged
     | ConfigRead
     | MetricsCounted
+    | TurnReported
     | PeerQuestion
     | PeerAnswer
 )

@@ -25,6 +25,7 @@ from .events import (
     SessionDropped,
     SnapshotEnd,
     SnapshotRequest,
+    TurnReported,
     WorkersAdded,
 )
 from .replication import Replication
@@ -78,6 +79,7 @@ class Membership:
         self._is_replied = asyncio.Event()
         self._sending: dict[int, asyncio.Task[None]] = {}
         self._counted: dict[int, bytes] = {}  # by process, as sent last; under our own index, our predecessors'
+        self.on_report: Callable[[bytes], None] = lambda report: None  # a picker's: of a turn that may be its own
         self.handlers: dict[str, Handler] = {_COUNTED: lambda _: encoded(self._own_count())}
 
     @property
@@ -127,6 +129,10 @@ class Membership:
 
     def config_changed(self, keys: Mapping[str, object]) -> None:
         self._send_now(ConfigChanged(dict(keys)))
+
+    def report(self, report: bytes) -> None:
+        """A sidecar's, of a turn of another process."""
+        self._send_now(TurnReported(report))
 
     def workers_added(self, workers: Iterable[WorkerId]) -> None:
         self._send_now(WorkersAdded(list(workers)))
@@ -227,6 +233,8 @@ class Membership:
             case MetricsCounted(by=by, families=families):
                 if by != self._member.index or not self._has_state:
                     self._counted[by] = families
+            case TurnReported(report=report):
+                self.on_report(report)
             case PeerQuestion():
                 self._channels.send(sender, [self._answer(event)])
             case PeerAnswer():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 try:
+    from .body_parts import PlainMessage, members, messages
     from .bones import bones
     from .http1 import AnswerParser, NotHttp, RequestParser
     from .poller import Poller, SocketTransport
@@ -20,10 +21,13 @@ __all__ = [
     "IS_FAST",
     "AnswerParser",
     "NotHttp",
+    "PlainMessage",
     "Poller",
     "RequestParser",
     "SocketTransport",
     "TextHash",
     "TextLane",
     "bones",
+    "members",
+    "messages",
 ]

@@ -2,18 +2,10 @@
 """How deep a JSON text is nested and how much there is in it, in one pass that makes no objects."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport uint64_t
-from libc.string cimport memcpy
 
-cdef extern from *:
-    """
-    #define ONES 0x0101010101010101ull
-    #define HIGHS 0x8080808080808080ull
-    /* Not 0 if one of the eight bytes is 0; exact, as only whether there is one counts. */
-    static inline unsigned long long has_zero(unsigned long long v) { return (v - ONES) & ~v & HIGHS; }
-    #define HAS(v, code) has_zero((v) ^ (ONES * (unsigned char)(code)))
-    """
-    uint64_t HAS(uint64_t eight, char code) nogil
+cdef extern from "json_text.h" nogil:
+    ctypedef const unsigned char *json_t
+    Py_ssize_t json_string_end(json_t, Py_ssize_t at, Py_ssize_t size, int *kinds, Py_ssize_t *escapes)
 
 cdef enum:
     DEEPEST = 1024  # levels whose kind is kept
@@ -36,17 +28,18 @@ def bones(data):
     cdef Bones found
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
-        found = counted(<const char *>view.buf, view.len)
+        found = counted(<json_t>view.buf, view.len)
     finally:
         PyBuffer_Release(&view)
     return found.depth, found.elements, found.weight
 
 
-cdef Bones counted(const char *data, Py_ssize_t size) noexcept nogil:
+cdef Bones counted(json_t data, Py_ssize_t size) noexcept nogil:
     cdef Bones found
     cdef unsigned char is_list[DEEPEST + 1]
     cdef Py_ssize_t at = 0, level = 0
-    cdef char code
+    cdef unsigned char code
+    cdef int kinds = 0
     found.depth = found.elements = 0
     found.weight = 1
     is_list[0] = 0
@@ -54,7 +47,9 @@ cdef Bones counted(const char *data, Py_ssize_t size) noexcept nogil:
         code = data[at]
         at += 1
         if code == c'"':
-            at = string_end(data, at, size, &found.weight)
+            at = json_string_end(data, at, size, &kinds, &found.weight)
+            if at < 0:  # so it is not JSON
+                break
         elif code == c",":
             found.weight += 1
             if level <= DEEPEST:
@@ -70,24 +65,3 @@ cdef Bones counted(const char *data, Py_ssize_t size) noexcept nogil:
         elif (code == c"]" or code == c"}") and level > 0:
             level -= 1
     return found
-
-
-cdef Py_ssize_t string_end(const char *data, Py_ssize_t at, Py_ssize_t size, Py_ssize_t *escapes) noexcept nogil:
-    """Behind the quotation mark that ends the string at `at`; `size` if there is none. Counts its escapes."""
-    cdef uint64_t eight
-    while at < size:
-        while at + 8 <= size:
-            memcpy(&eight, data + at, 8)
-            if HAS(eight, c'"') or HAS(eight, c"\\"):
-                break
-            at += 8
-        while at < size:
-            at += 1
-            if data[at - 1] == c'"':
-                return at
-            if data[at - 1] == c"\\":
-                at += 1  # whatever it is, it does not end the string
-                escapes[0] += 1
-            if at & 7 == 0:
-                break
-    return size

@@ -7,14 +7,16 @@ from collections.abc import Collection, Sequence
 from itertools import chain
 
 import msgspec
+from msgspec.structs import replace
 
-from ..connectors import can_pair, takes_either_leg
+from ..config import StageOrder
+from ..connectors import answers_alone, can_pair, missing_coordinates, reads_back, splits_responses, takes_either_leg
 from ..errors import AllBusy, AllDown, NoWorkerError
-from ..fleet.order import full_workers, pairing_kinds, without
+from ..fleet.order import full_workers, of_workers, pairing_kinds, without
 from ..fleet.view import Fleet, WorkerView, check_model
 from ..fleet.worker import PairId, Role, WorkerId
 from .decision import Rules, Turn
-from .placement import SlowStart, holds_most, own_worker, pick_decode
+from .placement import SlowStart, holds_most, own_worker, pick_decode, pick_prefill
 
 _DECODE, _REPLICA = Role.DECODE, Role.REPLICA  # looking up enum members by name is slow in a loop
 
@@ -35,12 +37,28 @@ class Candidates(msgspec.Struct, frozen=True):
     now_s: float
     slow_start: SlowStart
     worker_limit: float = math.inf  # legs at once
+    down: Sequence[WorkerView] = ()  # D and R that would take turns if they were up
+    order: StageOrder = StageOrder.MODE
+    first: WorkerView | None = None  # the D that is chosen already, where it comes first
+    is_unsplit: bool = False  # there are P, and none whose connector could split a turn of this endpoint
 
     def prefills_for(self, decode: WorkerView) -> Sequence[WorkerView]:
         kinds = None if self._bars_pairs() else pairing_kinds(self.prefills)
         if kinds is not None and all(can_pair(kind, decode.worker) for kind in kinds):
             return self.prefills
         return [view for view in self.prefills if self.can_hand_over(view, decode)]
+
+    def decode_for(self, turn: Turn) -> WorkerView | None:
+        """To which a P would hand over.
+
+        With several versions or connectors in the fleet, a D to which some P can is preferred.
+        """
+        return self.first or pick_decode(turn, self.pairable() or self.decodes, self.slow_start)
+
+    def feeding(self, views: Sequence[WorkerView]) -> Sequence[WorkerView]:
+        """The P that can hand over to one of these."""
+        able = [each for each in self.prefills if any(self.can_hand_over(each, view) for view in views)]
+        return self.prefills if len(able) == len(self.prefills) else able
 
     def pairable(self) -> Sequence[WorkerView]:
         """The D to which some P can hand over."""
@@ -68,9 +86,27 @@ class Candidates(msgspec.Struct, frozen=True):
             return False
         return can_pair(prefill.worker, decode.worker)
 
+    def why_unpaired(self, decode: WorkerView) -> str:
+        """The veto where no P can hand over to this D."""
+        if self.is_unsplit:
+            return "endpoint_not_split"
+        known = decode.worker
+        alike = [view.worker for view in self.prefills if view.worker.connector == known.connector]
+        untold = alike and (missing_coordinates(known) or any(map(missing_coordinates, alike)))
+        return "missing_coordinates" if untold else "no_prefill_worker"
+
+    def readers(self, decode: WorkerView) -> Sequence[WorkerView]:
+        """The P that can read KV back from this D, and hand over to it; in most fleets none."""
+        if not reads_back(decode.worker) or decode.worker.has_sidecar:
+            return ()
+        kinds = None if self._bars_pairs() else pairing_kinds(self.prefills)
+        if kinds is not None and all(reads_back(kind) and can_pair(kind, decode.worker) for kind in kinds):
+            return self.prefills
+        return [view for view in self.prefills if reads_back(view.worker) and self.can_hand_over(view, decode)]
+
     def can_lend(self, view: WorkerView) -> bool:
         """Whether this D or R may compute a prompt for another one."""
-        may = view.id not in self.excluded and not view.is_full(self.worker_limit)
+        may = view.id not in self.excluded and not view.is_full(self.worker_limit) and not view.worker.has_sidecar
         return may and takes_either_leg(view.worker)
 
 
@@ -103,27 +139,95 @@ def find_candidates(
     limit = rules.worker_limit or math.inf
     busy = [full_workers(views, limit) for views in (decodes, replicas)]
     busy.append([view for view in full_workers(prefills, limit) if view.inflight >= limit])
+    if blocked and _needs_prefill(fleet):  # nobody can do without a P: those that failed others are all there are
+        blocked = {key for key in blocked if any(key == view.id for view in decodes)}
     if avoid or blocked or any(busy):
         own = own_worker(turn, decodes, replicas)
         # To wait inside the session's own engine costs less than to compute the prefix elsewhere.
         spared = {own.id} if own is not None and own.inflight < limit else set[WorkerId]()
         prefills, decodes, replicas, full = _narrowed(fleet, busy, avoid, blocked, spared)
+    if not prefills and _needs_prefill(fleet):
+        if busy[2]:
+            raise AllBusy(f"every P that serves model {turn.model!r} is busy")
+        missed = (view for view in fleet.views.values() if view.role is Role.PREFILL and view.is_missed(turn.model))
+        if not fleet.prefills and next(missed, None) is not None:
+            raise AllDown(f"every P that serves model {turn.model!r} is down")
+    able = [view for view in prefills if splits_responses(view.worker)] if turn.is_response else prefills
     if not decodes and not replicas:
         if full:
             raise AllBusy(f"every worker that serves model {turn.model!r} is busy")
-        trial = [view for view in fleet.down if _may_try(view, blocked) and view.id not in avoid]
-        decodes = [view for view in trial if view.role is _DECODE]
-        replicas = [view for view in trial if view.role is _REPLICA]
-    if not decodes and not replicas:
-        if fleet.down:
-            raise AllDown(f"every worker that serves model {turn.model!r} is down")
-        check_model(turn.model, fleet.views.values())
-        raise NoWorkerError(f"no decode or replica worker can serve model {turn.model!r} now")
+        decodes, replicas = _on_trial(turn, fleet, avoid, blocked)
     if turn.held and not (turn.held_tokens or turn.stored_response) and decodes:
         # By no turns of its own: where it would go in any case.
         known = pick_decode(turn, decodes, slow_start)
     excluded = frozenset((*avoid, *blocked)) if avoid else blocked
-    return Candidates(prefills, decodes, replicas, full, excluded, known, qps, now_s, slow_start, limit)
+    return Candidates(
+        able,
+        decodes,
+        replicas,
+        full,
+        excluded,
+        known,
+        qps,
+        now_s,
+        slow_start,
+        limit,
+        down=fleet.down,
+        is_unsplit=len(prefills) > len(able) == 0,
+    )
+
+
+def in_order(turn: Turn, candidates: Candidates, rules: Rules, order: StageOrder) -> Candidates:
+    """Once that worker is chosen which comes first: of P that one is left, and of D it is the one that is judged.
+
+    A turn that one engine has to do alone needs no pair.
+    """
+    if turn.stored_response or turn.single_engine is not None:
+        return replace(candidates, order=order)
+    if order is StageOrder.PREFILL_FIRST:
+        prefill = pick_prefill(turn, _feeding(candidates, rules), candidates.slow_start)
+        return replace(candidates, order=order, prefills=candidates.prefills if prefill is None else [prefill])
+    first, known = _first_decode(turn, candidates), candidates.known
+    # One that may take no turn stays, so that the reason tells what stands against it.
+    is_able = known is not None and bool(of_workers(candidates.decodes, (known.id,)))
+    return replace(candidates, order=order, first=first, known=first if is_able else known)
+
+
+def _feeding(candidates: Candidates, rules: Rules) -> Sequence[WorkerView]:
+    able = candidates.feeding(candidates.decodes)
+    if able or not rules.moves_kv:
+        return able
+    return candidates.feeding([view for view in candidates.replicas if takes_either_leg(view.worker)])
+
+
+def _first_decode(turn: Turn, candidates: Candidates) -> WorkerView | None:
+    """The session's own, if it can take a turn in any way; else one to which a P can hand over."""
+    paired = candidates.pairable()
+    able = paired or [view for view in candidates.decodes if answers_alone(view.worker)] or candidates.decodes
+    own = own_worker(turn, candidates.decodes)
+    if own is not None and (answers_alone(own.worker) or of_workers(paired, (own.id,))):
+        return own
+    return pick_decode(turn, able, candidates.slow_start)
+
+
+def _on_trial(
+    turn: Turn, fleet: Fleet, avoid: Excluded, blocked: Excluded
+) -> tuple[Sequence[WorkerView], Sequence[WorkerView]]:
+    """D and R that are down, and may be asked all the same; where there is none, the error says why."""
+    trial = [view for view in fleet.down if _may_try(view, blocked) and view.id not in avoid]
+    if trial:
+        return [view for view in trial if view.role is _DECODE], [view for view in trial if view.role is _REPLICA]
+    if fleet.down:
+        raise AllDown(f"every worker that serves model {turn.model!r} is down")
+    check_model(turn.model, fleet.views.values())
+    raise NoWorkerError(f"no decode or replica worker can serve model {turn.model!r} now")
+
+
+def _needs_prefill(fleet: Fleet) -> bool:
+    """Whether every turn does: no R is there, and no D computes a prompt itself."""
+    if fleet.replicas or not fleet.decodes:
+        return False
+    return not any(answers_alone(view.worker) for view in fleet.decodes)
 
 
 def _narrowed(

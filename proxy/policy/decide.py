@@ -9,31 +9,39 @@ The first of these that applies says which route is wanted:
    turns of other sessions, as there is nothing to append to; in mode `table`, later turns are LOCAL if the cell's score
    is above 0.
 
+Where the operator's order has P or D come first, that one is chosen before the mode is asked, which judges what is
+left.
+
 Then the fleet decides whether that can be done:
 
-5. LOCAL needs the session's D to be there and believed to hold the prefix, REPLICA needs an R. Each obstacle is a named
-   veto, and makes the turn a SPLIT; a turn that needs one engine goes to another D or R instead.
-6. SPLIT needs a P that can hand over to a D; else the turn is computed where it can be.
+5. READBACK needs a D that keeps the session's KV for it, and a P that can read that. Else it is a SPLIT, with a veto.
+6. LOCAL needs the session's D to be there, able to compute a prompt itself, and believed to hold the prefix; REPLICA
+   needs an R. Each obstacle is a named veto, and makes the turn a SPLIT; a turn that needs one engine goes to another D
+   or R instead.
+7. SPLIT needs a P that can hand over to a D; else the turn is computed where it can be.
 """
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ..config import Mode
-from ..errors import AllBusy
+from ..config import Mode, StageOrder
+from ..connectors import answers_alone
+from ..errors import AllBusy, NoWorkerError
 from ..fleet.order import of_workers
 from ..fleet.view import Fleet, WorkerView
 from ..fleet.worker import Role
 from ..laws.prediction import idle_ttft_s
-from .candidates import Candidates, Excluded, find_candidates
+from .candidates import Candidates, Excluded, find_candidates, in_order
 from .decision import Candidate, Decision, Preference, Route, Rules, Turn
 from .excluded import with_excluded
 from .modes import PLACING, PREDICTING, STRATEGIES
 from .modes.slo import EXPLORED
 from .modes.table import by_table
 from .placement import holds_most, holds_session, is_overloaded, own_worker, pick_decode, pick_prefill
+from .stage_order import SETTLED
 
+NO_READER = "no_reader"  # veto of a READBACK
 LEAST_MISS = "least_miss"  # reason of a way that misses a target as all others do, and the least
 
 
@@ -52,21 +60,33 @@ def decide(
     `avoid` failed this very turn; `blocked` failed other turns. NoWorkerError if no worker can take the turn, AllBusy
     if one could but has as many as it may have, AllDown if one could but is down.
     """
-    candidates = find_candidates(turn, fleet, rules, qps=qps, now_s=now_s, avoid=avoid, blocked=blocked)
+    candidates, order = _in_order(
+        turn, rules, find_candidates(turn, fleet, rules, qps=qps, now_s=now_s, avoid=avoid, blocked=blocked)
+    )
     preference = _preference(turn, candidates, rules)
     decision = _carry_out(turn, preference, candidates)
     held = turn.held.get(decision.decode.id)
     if not preference.ways:
-        return replace(decision, verdict=preference.verdict, qps=qps, held=held)
+        return replace(decision, order=order, verdict=preference.verdict, qps=qps, held=held)
     is_best = rules.mode is Mode.SLO and decision.reason != EXPLORED
     misses = is_best and all(_misses(turn, rules, way) for way in preference.ways)
     return replace(
         decision,
         reason=LEAST_MISS if misses else decision.reason,
+        order=order,
         qps=qps,
         held=held,
         candidates=with_excluded(turn, fleet, rules, candidates, preference.ways),
     )
+
+
+def _in_order(turn: Turn, rules: Rules, found: Candidates) -> tuple[Candidates, StageOrder]:
+    if rules.schedule is not None and rules.mode is Mode.PROFILES:
+        return found, StageOrder.PREFILL_FIRST if rules.schedule.is_prefill_first else StageOrder.DECODE_FIRST
+    order = rules.orders.of(turn.model)
+    if order is StageOrder.MODE or rules.mode in SETTLED:
+        return found, order
+    return in_order(turn, found, rules, order), order
 
 
 def _misses(turn: Turn, rules: Rules, way: Candidate) -> bool:
@@ -85,7 +105,7 @@ def _preference(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
     asks_for_replica = turn.forced is Route.REPLICA if turn.forced else rules.mode is Mode.REPLICA
     if asks_for_replica and candidates.replicas and not _is_stored_on_decode(turn, candidates):
         return Preference(Route.REPLICA, "forced" if turn.forced else "mode_replica")
-    is_open = not (turn.stored_response or turn.single_engine or turn.forced)
+    is_open = not (turn.stored_response or turn.forced) and (not turn.single_engine or rules.mode is Mode.PROFILES)
     if is_open and rules.mode in PLACING and (preference := STRATEGIES[rules.mode](turn, candidates, rules)).ways:
         return preference
     if not candidates.decodes:
@@ -107,14 +127,19 @@ def _is_stored_on_decode(turn: Turn, candidates: Candidates) -> bool:
 
 
 def _carry_out(turn: Turn, preference: Preference, candidates: Candidates) -> Decision:
-    if preference.ways:
+    if preference.ways and (preference.route is not Route.LOCAL or answers_alone(preference.ways[0].decode.worker)):
         return _on_way(preference, preference.ways[0])
     vetoes: tuple[str, ...] = ()
     if preference.route is Route.REPLICA:
         if candidates.replicas:
             return _on_replica(turn, preference, candidates, preference.reason, ())
         vetoes = ("no_replica_worker",)
-    if preference.decode is not None:
+    if preference.route is Route.READBACK:
+        found = _readback(turn, preference, candidates)
+        if not isinstance(found, str):
+            return found
+        vetoes = (found,)
+    if preference.decode is not None and answers_alone(preference.decode.worker):
         return Decision(route=Route.LOCAL, reason=preference.reason, decode=preference.decode, wanted=preference.route)
     if preference.route is Route.LOCAL:
         veto = _local_veto(turn, preference, candidates)
@@ -126,12 +151,12 @@ def _carry_out(turn: Turn, preference: Preference, candidates: Candidates) -> De
         vetoes = (veto,)
         if turn.stored_response or turn.single_engine is not None:
             return _on_one_engine(turn, preference, candidates, preference.reason, vetoes)
-    # With several versions or connectors in the fleet, a D to which some P can hand over is preferred.
-    decode = pick_decode(turn, candidates.pairable() or candidates.decodes, candidates.slow_start)
+    decode = candidates.decode_for(turn)
     assert decode is not None, "the caller saw a decode worker"
     prefill = pick_prefill(turn, candidates.prefills_for(decode), candidates.slow_start)
     if prefill is None:
-        return _on_one_engine(turn, preference, candidates, "no_prefill_worker", (*vetoes, "no_prefill_worker"))
+        veto = candidates.why_unpaired(decode)
+        return _on_one_engine(turn, preference, candidates, veto, (*vetoes, veto))
     reason = vetoes[0] if vetoes else preference.reason
     return Decision(
         route=Route.SPLIT, reason=reason, decode=decode, prefill=prefill, wanted=preference.route, vetoes=vetoes
@@ -153,6 +178,29 @@ def _on_way(preference: Preference, best: Candidate) -> Decision:
     )
 
 
+def _readback(turn: Turn, preference: Preference, candidates: Candidates) -> Decision | str:
+    """Or the veto."""
+    readable = turn.readable
+    if readable is None or readable.tokens >= turn.prompt_tokens:
+        return turn.unreadable
+    decode = next(iter(of_workers(candidates.decodes, (readable.decode,))), None)
+    if decode is None:
+        known = candidates.known
+        return "decode_gone" if known is None or known.id != readable.decode else _why_left_out(known, candidates)
+    prefill = pick_prefill(turn, candidates.readers(decode), candidates.slow_start)
+    if prefill is None:
+        return NO_READER
+    return Decision(
+        route=Route.READBACK,
+        reason=preference.reason,
+        decode=decode,
+        prefill=prefill,
+        wanted=preference.route,
+        source=decode,
+        fetched_tokens=readable.tokens,
+    )
+
+
 def _local_veto(turn: Turn, preference: Preference, candidates: Candidates) -> str | None:
     known = candidates.known
     held = 0 if known is None else turn.held_by(known)
@@ -162,17 +210,23 @@ def _local_veto(turn: Turn, preference: Preference, candidates: Candidates) -> s
         return "decode_gone"
     if known.worker.role is not Role.DECODE:
         return "not_resident"
+    if not answers_alone(known.worker):
+        return "needs_prefill"
+    if not of_workers(candidates.decodes, (known.id,)):
+        veto = _why_left_out(known, candidates)
+        if turn.stored_response and veto == "decode_busy":
+            raise AllBusy("the worker that stores the response is busy")
+        return veto
+    return None if turn.stored_response else _lacks(turn, preference, known, candidates)
+
+
+def _why_left_out(known: WorkerView, candidates: Candidates) -> str:
+    """The veto where this D may not take the turn."""
     if not known.up:
         return "decode_down"
     if known.state == "draining":
         return "decode_draining"
-    if known.id in candidates.full:
-        if turn.stored_response:
-            raise AllBusy("the worker that stores the response is busy")
-        return "decode_busy"
-    if not of_workers(candidates.decodes, (known.id,)):
-        return "decode_failed"
-    return None if turn.stored_response else _lacks(turn, preference, known, candidates)
+    return "decode_busy" if known.id in candidates.full else "decode_failed"
 
 
 def _lacks(turn: Turn, preference: Preference, known: WorkerView, candidates: Candidates) -> str | None:
@@ -189,11 +243,15 @@ def _on_one_engine(
     turn: Turn, preference: Preference, candidates: Candidates, reason: str, vetoes: tuple[str, ...]
 ) -> Decision:
     """Without a handoff: on the D that holds the prefix, else on a replica, else on a D that computes all of it."""
-    own = own_worker(turn, candidates.decodes)
+    able = candidates.decodes
+    if not all(answers_alone(view.worker) for view in able):
+        able = [view for view in able if answers_alone(view.worker)]
+    own = own_worker(turn, able)
     if own is None and candidates.replicas:
         return _on_replica(turn, preference, candidates, reason, vetoes)
-    decode = own or pick_decode(turn, candidates.decodes, candidates.slow_start)
-    assert decode is not None, "the caller saw a decode worker"
+    decode = own or pick_decode(turn, able, candidates.slow_start)
+    if decode is None:
+        raise NoWorkerError(f"no worker can compute a prompt of model {turn.model!r} alone ({reason})")
     return Decision(route=Route.LOCAL, reason=reason, decode=decode, wanted=preference.route, vetoes=vetoes)
 
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 import msgspec
 
 from ..beliefs.held import Held
-from ..config import Mode, Uncovered
+from ..config import Mode, StageOrder, Uncovered
 from ..decision_table.score import Verdict, WeightRules, Weights
 from ..decision_table.table import ScoredTable
 from ..fleet.ledger import LegEstimates
@@ -20,13 +20,27 @@ from ..fleet.view import WorkerView
 from ..fleet.worker import Role, WorkerId
 from ..laws.prediction import Laws, Prediction
 from ..laws.targets import USUAL, SloTargets, TargetRules
+from .profiles.prompt_blocks import NO_BLOCKS, PromptBlocks
+from .profiles.schedule import Schedule
 from .returns import Returns
+from .stage_order import OrderRules
 
 
 class Route(StrEnum):
     LOCAL = "LOCAL"  # append-prefill on the decode worker that holds the prefix
     SPLIT = "SPLIT"  # prefill worker, KV transfer, decode worker
     REPLICA = "REPLICA"  # one replica does both
+    READBACK = "READBACK"  # a SPLIT whose P first reads the session's KV from that decode worker
+
+
+NO_HANDLE = "no_handle"  # veto of a READBACK
+
+
+class Readable(msgspec.Struct, frozen=True, gc=False):
+    """Of a session's D, what a P may read back."""
+
+    decode: WorkerId
+    tokens: int  # of the prompt, from its start
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,9 +58,13 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     affinity: WorkerId | None = None  # the D or R to prefer where none holds anything
     lost: str | None = None  # why `decode` holds nothing of it: `decode_restarted` or `evicted`
     single_engine: str | None = None  # why one engine must do it all, e.g. "n"
+    is_response: bool = False  # of `/v1/responses`, which not every connector can split
     stored_response: bool = False  # the history is stored in the engine that answered last
     forced: Route | None = None  # what the operator asks for on this request, whatever mode and table say
     slo: SloTargets = USUAL
+    blocks: PromptBlocks = NO_BLOCKS  # of the prompt, where an index of what was sent is kept
+    readable: Readable | None = None
+    unreadable: str = NO_HANDLE  # why nothing can be read back, where `readable` is None
     weights: Weights | None = None  # of predicted values, its key's or its model's; None: the rules'
 
     @property
@@ -78,6 +96,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     x: float = 0.5
     limits: Limits = Limits()
     laws: Laws | None = None  # of the engines; the modes that predict need them
+    schedule: Schedule | None = None  # for mode `profiles`
     returns: Returns | None = None  # of sessions to their workers; None: nothing is known of them
     weights: Weights = Weights(1.0, 1.0)
     moves_kv: bool = False  # whether a D or R may lend itself as P, and an R pull KV
@@ -85,6 +104,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     explore_share: float = 0.0  # of turns in mode `slo`, that may go where it is not best
     worker_limit: int = 0  # legs that one worker takes at once; 0: any number
     warm_up_s: float = 0.0  # over which a new worker's share of traffic grows
+    orders: OrderRules = OrderRules()  # in which the workers of a SPLIT are chosen
     targets: TargetRules = TargetRules()  # from which routing makes `Turn.slo`
     weighing: WeightRules = WeightRules()  # and `Turn.weights`
 
@@ -121,6 +141,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     decode: WorkerView
     prefill: WorkerView | None = None
+    order: StageOrder = StageOrder.MODE  # in force for its model, also where the turn came to need no P
     wanted: Route  # the route asked for by force, mode or table, before any veto
     vetoes: tuple[str, ...] = ()
     verdict: Verdict | None = None
@@ -144,7 +165,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     def estimates(self, turn: Turn, *, shows_first_token: bool = True) -> LegEstimates:
         """What its legs will take of its workers."""
         prediction, prompt_tokens = self.prediction, turn.prompt_tokens
-        new_on_prefill = 0 if self.prefill is None else prompt_tokens - turn.held_by(self.prefill)
+        new_on_prefill = prompt_tokens
+        if self.prefill is None:
+            new_on_prefill = 0
+        elif self.route is not Route.READBACK:  # who reads back does so under another name than what it holds
+            new_on_prefill -= turn.held_by(self.prefill)
         return LegEstimates(
             prompt_tokens=prompt_tokens,
             new_tokens=max(1, prompt_tokens - self.cached_tokens),

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 
+from ..config import Mode, StageOrder
+from ..connectors import missing_coordinates
+from ..fleet.order import of_workers
 from ..fleet.view import Fleet, WorkerView
 from ..fleet.worker import Role, WorkerId
 from .candidates import Candidates
@@ -29,6 +32,8 @@ def with_excluded(
             found.append(_forbidden(view, judged[0].decode, rule))
     if len(judged) < RECORDED and candidates.prefills:
         found += _unpaired(rules, candidates, judged)
+        if rules.mode is not Mode.PROFILES:
+            found += _unread(turn, candidates)
     return [*judged[: RECORDED - len(found[:MOST])], *found[:MOST]] if found else judged
 
 
@@ -53,7 +58,18 @@ def _rule(rules: Rules, candidates: Candidates, view: WorkerView) -> str:
         return "full"
     if worker in candidates.excluded:
         return "failed"
+    if rules.mode is Mode.PROFILES:  # a filter or a score
+        return ""
+    if _is_passed_by_order(candidates, view):
+        return "order"
     return "no_profile" if rules.laws is None or rules.laws.of(view) is None else ""
+
+
+def _is_passed_by_order(candidates: Candidates, view: WorkerView) -> bool:
+    """Whether another one of its role was chosen before the mode was asked."""
+    if view.role is _PREFILL:
+        return candidates.order is StageOrder.PREFILL_FIRST and not of_workers(candidates.prefills, (view.id,))
+    return view.role is Role.DECODE and candidates.first is not None and view is not candidates.first
 
 
 def _forbidden(view: WorkerView, decode: WorkerView, rule: str) -> Candidate:
@@ -61,6 +77,20 @@ def _forbidden(view: WorkerView, decode: WorkerView, rule: str) -> Candidate:
     if view.role is _PREFILL:
         return Candidate(route=Route.SPLIT, decode=decode, prefill=view, excluded=rule)
     return Candidate(route=Route.LOCAL if view.role is Role.DECODE else Route.REPLICA, decode=view, excluded=rule)
+
+
+def _why_apart(prefill: WorkerView, decode: WorkerView) -> str:
+    untold = missing_coordinates(prefill.worker) or missing_coordinates(decode.worker)
+    return "missing_coordinates" if untold else "cannot_pair"
+
+
+def _unread(turn: Turn, candidates: Candidates) -> Iterator[Candidate]:
+    """What a P does not read back of the session's own D, although both can."""
+    if turn.readable is not None or turn.decode is None:
+        return
+    for decode in of_workers(candidates.decodes, (turn.decode,)):
+        if (reader := next(iter(candidates.readers(decode)), None)) is not None:
+            yield Candidate(route=Route.READBACK, decode=decode, prefill=reader, excluded=turn.unreadable)
 
 
 def _unpaired(rules: Rules, candidates: Candidates, judged: Sequence[Candidate]) -> Iterator[Candidate]:
@@ -72,6 +102,6 @@ def _unpaired(rules: Rules, candidates: Candidates, judged: Sequence[Candidate])
     prefill = candidates.prefills[0]
     rule = _rule(rules, candidates, prefill)
     if not rule and not candidates.can_hand_over(prefill, decode):
-        rule = "failed" if (prefill.id, decode.id) in candidates.excluded else "cannot_pair"
+        rule = "failed" if (prefill.id, decode.id) in candidates.excluded else _why_apart(prefill, decode)
     if rule:
         yield _forbidden(prefill, decode, rule)

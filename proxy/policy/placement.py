@@ -8,12 +8,12 @@ from hashlib import sha256
 import msgspec
 
 from ..beliefs.held import BeliefEvidence, Held
-from ..connectors import can_pair
+from ..connectors import answers_alone, can_pair
 from ..fleet.order import RankRule, least_ranked, mean_recent_tokens, mean_requests, of_workers
 from ..fleet.ranking import KV_FULL, Rank, load_rank, prefill_rank
 from ..fleet.view import WorkerView
-from ..fleet.worker import Role, WorkerId
-from .decision import Turn
+from ..fleet.worker import Role, Worker, WorkerId
+from .decision import Decision, Turn
 
 EASE = 1.25  # times the mean load of its role: so busy a worker gets no session for what it holds
 FEW = 2  # requests above that are still few: where there are hardly any, sessions of one prefix may meet
@@ -173,6 +173,16 @@ def ways_to_serve(views: Iterable[WorkerView]) -> dict[str, bool]:
     prefills = [view for view in able if view.role is Role.PREFILL]
     return {
         "split": any(can_pair(p.worker, d.worker) for p in prefills for d in decodes),
-        "local": bool(decodes),
+        "local": any(answers_alone(view.worker) for view in decodes),
         "replica": any(view.role is Role.REPLICA for view in able),
     }
+
+
+def can_stand_in(other: Worker, decision: Decision) -> bool:
+    """Whether another D or R can take the request that was made for a decision's: its P and its key are in it."""
+    first = decision.decode.worker
+    if other.is_trusted is not first.is_trusted:
+        return False
+    if decision.prefill is not None:
+        return other.role is Role.DECODE and can_pair(decision.prefill.worker, other)
+    return other.role is Role.REPLICA or answers_alone(other)

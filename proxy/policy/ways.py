@@ -1,8 +1,10 @@
 """The ways to serve a turn that are worth judging, each with what the laws predict of it.
 
-Never all pairs: the session's worker, those that hold most of the prompt, and the least loaded of each role. Where KV
+Never all pairs: the session's worker, those that hold most of the prompt, and the least loaded of each role; where an
+order has P or D come first, the one that it has chosen. Where KV
 may be moved, a D or R that holds the prompt's beginning may also lend itself as P: it computes the rest, and another
-one pulls all of it and answers. Where workers can fetch KV themselves, each way is also judged with that.
+one pulls all of it and answers. Where workers can fetch KV themselves, each way is also judged with that; else P can
+read back what the session's D keeps for it.
 """
 
 from __future__ import annotations
@@ -13,14 +15,15 @@ from heapq import nsmallest
 import msgspec
 from msgspec.structs import replace
 
-from ..connectors import takes_either_leg
+from ..config import StageOrder
+from ..connectors import answers_alone, takes_either_leg
 from ..fleet.order import RankRule, first_ranked, of_workers
 from ..fleet.ranking import prefill_work_rank, work_rank
 from ..fleet.view import WorkerView
 from ..fleet.worker import Role, WorkerId
 from ..laws.prediction import Outlook, Prediction, TurnSize, Work, on_one, on_two, work_on
 from .candidates import Candidates
-from .decision import Candidate, Preference, Route, Rules, Turn
+from .decision import Candidate, Preference, Readable, Route, Rules, Turn
 from .placement import spread
 
 LEAST_LOADED = 2  # of each role are judged
@@ -46,6 +49,10 @@ class Way(msgspec.Struct, frozen=True, gc=False):
     def computing(self) -> Outlook:
         """Where the prompt is computed."""
         return self.decode if self.prefill is None else self.prefill
+
+    def held(self, turn: Turn) -> int:
+        """Of the prompt, where it is computed; one who reads back does so under another name than what it holds."""
+        return 0 if self.route is Route.READBACK else turn.held_by(self.computing.view)
 
 
 Terms = dict[str, float]
@@ -94,18 +101,25 @@ def _candidate(way: Way, score: float, terms: Terms) -> Candidate:
 def ways(turn: Turn, candidates: Candidates, rules: Rules) -> list[Way]:
     """None whose worker's engine has no profile; if all are such, those with nothing to predict by are left out too."""
     looks = _Looks(turn, candidates, rules)
-    decodes = looks.of(_shortlist(turn, candidates.decodes, candidates))
+    first, feeding = candidates.first, candidates.prefills
+    if first is None:
+        decodes = looks.of(_shortlist(turn, candidates.decodes, candidates))
+    else:
+        decodes, feeding = looks.of((first,)), candidates.prefills_for(first)
     replicas = looks.of(_shortlist(turn, candidates.replicas, candidates))
+    alone = [at for at in decodes if answers_alone(at.view.worker)]
     found = [
         Way(route, at, None, work, on_one(at, work))
-        for route, answering in ((Route.LOCAL, decodes), (Route.REPLICA, replicas))
+        for route, answering in ((Route.LOCAL, alone), (Route.REPLICA, replicas))
         for at in answering
         for work in looks.works(at)
     ]
-    for prefill in _prefills(turn, candidates, looks):
+    for prefill in _prefills(turn, feeding, looks):
         for at in decodes:
             if candidates.can_hand_over(prefill.view, at.view):
                 found += _split(turn, prefill, at, looks)
+    if turn.readable is not None:
+        found += _readbacks(turn, turn.readable, candidates, looks, decodes)
     if rules.moves_kv:
         found += _moves(turn, candidates, looks, (*decodes, *replicas))
     return found
@@ -113,19 +127,40 @@ def ways(turn: Turn, candidates: Candidates, rules: Rules) -> list[Way]:
 
 def _moves(turn: Turn, candidates: Candidates, looks: _Looks, answering: Sequence[Outlook]) -> Iterator[Way]:
     """SPLIT from a lender, and from a P to an R."""
-    able = [at for at in answering if turn.held_by(at.view) >= FETCH_TOKENS and candidates.can_lend(at.view)]
-    lenders = sorted(able, key=lambda at: turn.held_by(at.view), reverse=True)[:LENDERS]
     pulling = [at for at in answering if takes_either_leg(at.view.worker)]
-    for lender in lenders:
+    for lender in _lenders(turn, candidates, looks, answering):
         held = turn.held_by(lender.view)
         for at in pulling:
             if held - turn.held_by(at.view) >= FETCH_TOKENS and candidates.can_hand_over(lender.view, at.view):
                 yield from _split(turn, lender, at, looks)
     replicas = [at for at in pulling if at.view.role is Role.REPLICA]
-    for prefill in _prefills(turn, candidates, looks) if replicas else ():
+    for prefill in _prefills(turn, candidates.prefills, looks) if replicas else ():
         for at in replicas:
             if candidates.can_hand_over(prefill.view, at.view):
                 yield from _split(turn, prefill, at, looks)
+
+
+def _lenders(turn: Turn, candidates: Candidates, looks: _Looks, answering: Sequence[Outlook]) -> Sequence[Outlook]:
+    """None where P comes first: it is chosen already."""
+    if candidates.order is StageOrder.PREFILL_FIRST:
+        return ()
+    if candidates.first is not None:  # the other D can still hand over to it
+        others = _shortlist(turn, candidates.decodes, candidates)
+        answering = [*answering, *looks.of(view for view in others if view is not candidates.first)]
+    able = [at for at in answering if turn.held_by(at.view) >= FETCH_TOKENS and candidates.can_lend(at.view)]
+    return sorted(able, key=lambda at: turn.held_by(at.view), reverse=True)[:LENDERS]
+
+
+def _readbacks(
+    turn: Turn, readable: Readable, candidates: Candidates, looks: _Looks, decodes: Sequence[Outlook]
+) -> Iterator[Way]:
+    decode = next((at for at in decodes if at.view.id == readable.decode), None)
+    if decode is None or readable.tokens >= turn.prompt_tokens:
+        return
+    size, missing = looks.size, turn.prompt_tokens - turn.held_by(decode.view)
+    for prefill in _prefills(turn, candidates.readers(decode.view), looks):
+        work = work_on(prefill, size, 0, decode, readable.tokens)
+        yield Way(Route.READBACK, decode, prefill, work, on_two(prefill, work, decode, size, missing))
 
 
 def _split(turn: Turn, prefill: Outlook, decode: Outlook, looks: _Looks) -> list[Way]:
@@ -202,9 +237,8 @@ def _holders(turn: Turn, views: Sequence[WorkerView], count: int, least: int = 1
     return [view for _, _, view in nsmallest(count, found)]
 
 
-def _prefills(turn: Turn, candidates: Candidates, looks: _Looks) -> list[Outlook]:
-    """Those that would have computed the prompt first."""
-    views = candidates.prefills
+def _prefills(turn: Turn, views: Sequence[WorkerView], looks: _Looks) -> list[Outlook]:
+    """Of these P, those that would have computed the prompt first."""
     if len(views) > ALL:
         least = first_ranked(views, BY_WORK, LEAST_LOADED)
         views = list({view.id: view for view in (*_holders(turn, views, HOLDERS), *least)}.values())

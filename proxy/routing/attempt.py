@@ -14,9 +14,14 @@ from ..admission.gate import Permit
 from ..admission.keys import Client
 from ..admission.queue import effective_priority
 from ..beliefs.held import PromptEntry
-from ..beliefs.turn_touches import TurnTouches
+from ..beliefs.turn_touches import Touches
 from ..bodies.shared_bytes import SharedBytes
+from ..connectors import CONNECTORS
 from ..connectors.leg import Handoff
+from ..connectors.p2p_nccl import shown_id
+from ..encoders.choosing import NamedEncoders
+from ..encoders.encoder_chooser import EncoderTurn
+from ..encoders.legs import EncodedTurn
 from ..errors import TOO_MANY, WORKERS_LOST, LegError, NotFound, Overloaded, PPDError, without_frames
 from ..failures import Cause, ClientGets, FailureRule, HealthEffect, Leg, Phase
 from ..fleet.booking import LegBooking
@@ -26,21 +31,28 @@ from ..health.circuit_breaker import RetryBudget
 from ..health.worker_health import Key, blamed
 from ..laws.targets import GivenTargets
 from ..openai.answer import AnswerObserver
-from ..openai.body_members import Edited, encoded
+from ..openai.body_members import Edited, encoded, members
+from ..openai.edits import Edits, Redaction
 from ..openai.reply_key import ReplyKey
-from ..openai.request import Endpoint, Request
+from ..openai.request import CHOOSING, Endpoint, Request
 from ..openai.stream_relay import StreamRelay
 from ..policy import Decision, Route, Turn
+from ..readback.handles import Handle
 from ..sessions.session import Prompt, response_key
-from ..sessions.table import SessionTable
+from ..sessions.table import SessionMatch, SessionTable
 from ..telemetry.receipts import LegRecord, Receipt, new_id
 from ..tokenizer.count_checks import CountCheck, CountedPrompt
 from ..upstream.call import Answer, Call, Expiry
+from ..upstream.two_legs import TwoLegs
 from .foresight import Foreseen
 
-_ANSWERING = {Route.LOCAL: Leg.LOCAL, Route.SPLIT: Leg.DECODE, Route.REPLICA: Leg.REPLICA}
+_ANSWERING = {
+    Route.LOCAL: Leg.LOCAL,
+    Route.SPLIT: Leg.DECODE,
+    Route.READBACK: Leg.DECODE,
+    Route.REPLICA: Leg.REPLICA,
+}
 RESPONSE_ID_LIMIT = 128  # characters; longer ones are shown cut in errors
-ABORTED = "abort"  # the finish reason of an engine that gave up
 
 
 class Attempt(msgspec.Struct, kw_only=True, eq=False):
@@ -52,7 +64,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
     receipt: Receipt
     client: Client
     booking: LegBooking
-    touches: TurnTouches
+    touches: Touches
     charged_tokens: int  # the estimate that its key was charged with
     headers: Mapping[str, str]  # what every leg carries: authorization, content type, tracing
     started_s: float  # the turn's arrival
@@ -61,16 +73,27 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
     count: CountCheck | None = None  # where a tokenizer has counted the prompt
     foreseen: Foreseen | None = None  # what the decision says of its times
     attempt_id: str = msgspec.field(default_factory=new_id)
-    handoff: Handoff | None = None  # what P announced, whether or not D has pulled it
+    held_units: int = 0  # of a prompt with media: messages whose KV the worker that computes it is believed to hold
+    encoders: NamedEncoders | None = None  # that a gateway's picker has named; None: this process chooses
+    encoded: EncodedTurn | None = None  # of a prompt with media, once encoders were asked
+    handle: Handle | None = None  # by which P reads back, once its leg is begun
+    asks_handle: bool = False  # D was asked for the tokens of what it keeps
+    decode_asked_s: float = 0.0  # when, by `uptime_s`
+    handoff: Handoff | None = None  # what P announced, whether or not D has pulled it; of both at once what is known
+    both: TwoLegs[OpenAnswer] | None = None  # where the legs run at once
     expiry: Expiry | None = None  # the handoff's, where P's blocks are a lease
     call: Call | None = None  # the answering leg's
     answer: Answer | None = None
     is_left: bool = False  # its client has gone: no further leg is begun
+    is_finished_on_prefill: bool = False  # P's answer was all of it, and D was not asked
     leg: LegRecord | None = None  # the answering leg, once it is begun
     on_close: Callable[[Attempt], None] | None = None  # the dispatcher's
     permit: Permit | None = None  # the turn's, once this attempt answers it
 
     def close(self) -> None:
+        if self.both is not None:
+            both, self.both = self.both, None  # which may hold this attempt
+            both.close()
         if self.answer is not None:
             self.answer.close()
             self.answer = None
@@ -85,13 +108,71 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
         return f"{self.attempt_id}-{kind}"
 
     @property
+    def computes(self) -> WorkerView:
+        """The worker that computes the prompt."""
+        return self.decision.prefill or self.decision.decode
+
+    def redaction(self, view: WorkerView) -> Redaction:
+        """It is known where its P and its encoders are, also where the handoff does not say so in words."""
+        handoff, prefill = self.handoff, self.decision.prefill
+        peers = () if self.encoded is None else self.encoded.items.hosts
+        if prefill is not None and (handoff is not None or self.is_by_sidecar):
+            told = () if handoff is None else handoff.params.values()
+            peers = (*peers, *told, encoded(prefill.worker.address))
+        if self.handle is not None:
+            peers = (*peers, *(members(msgspec.Raw(self.handle.params)) or {}).values())
+        return Redaction(view.worker.address, peers)
+
+    def edits(self, record: LegRecord, redaction: Redaction) -> Edits:
+        """What the client does not see of the answer of this leg."""
+        request, handoff = self.request, self.handoff
+        hide_usage = not request.wants_usage and request.endpoint in CHOOSING
+        hides = None
+        if self.decision.prefill is not None and (shown := shown_id(record.id)) != record.id:
+            hides = record.id, shown
+        return Edits(
+            hide_usage=hide_usage,
+            cached_tokens=handoff.cached_tokens if handoff else None,
+            redaction=redaction,
+            hide_token_ids=self.asks_handle,
+            hides=hides,
+        )
+
+    @property
+    def decode_gets_all(self) -> bool:
+        """D gets all of the prompt's KV from P, so it has no prompt to compute."""
+        prefill = self.decision.prefill
+        if prefill is None or self.handoff is None:
+            return False
+        return not CONNECTORS[prefill.worker.connector].finds_by_content
+
+    @property
+    def is_by_sidecar(self) -> bool:
+        """D's sidecar asks P: this proxy sends one leg."""
+        return self.decision.prefill is not None and self.decision.decode.worker.has_sidecar
+
+    @property
+    def encoder_turn(self) -> EncoderTurn:
+        """Of a prompt with media."""
+        return EncoderTurn(
+            request=self.request,
+            consumer=self.computes,
+            held_units=self.held_units,
+            headers=self.headers,
+            leg_id=self.leg_id,
+            started_s=self.started_s,
+            is_first=self.receipt.encoder is None,
+            named=self.encoders,
+        )
+
+    @property
     def answering_leg(self) -> Leg:
         return _ANSWERING[self.decision.route]
 
-    @property
-    def failed_leg(self) -> Leg:
-        """The leg that was begun last."""
-        return self.receipt.legs[-1].kind
+    def failed(self, exc: LegError) -> LegRecord:
+        """The leg that failed so: the last one on that worker."""
+        legs = self.receipt.legs
+        return next((leg for leg in reversed(legs) if leg.address == exc.worker), legs[-1])
 
     @property
     def has_prefill_begun_to_answer(self) -> bool:
@@ -112,7 +193,6 @@ class OpenAnswer(msgspec.Struct):
     observer: AnswerObserver
     reply: ReplyKey  # fed by the observer
     relay: StreamRelay | None  # None: `first` is all of it
-    handoff: Handoff | None
     headers: Mapping[str, str] = {}  # of the worker's that go on to the client
 
 
@@ -125,6 +205,8 @@ class TurnContext(msgspec.Struct, frozen=True):
     slo: GivenTargets | None = None
     patience_s: float = math.inf  # in the queue; the proxy's own limit may be shorter
     is_counted: bool = False  # one of a list whose prompts have been counted: only its tokens count
+    only: frozenset[WorkerId] | None = None  # of D and R; None: all
+    given: Mapping[str, str] = {}  # the request's own, names in lower case
 
 
 def in_class(request: Request, client: Client) -> Request:
@@ -163,6 +245,7 @@ class Job(msgspec.Struct, frozen=True):
     """What is the same for all attempts of a turn."""
 
     request: Request
+    match: SessionMatch
     turn: Turn
     entry: PromptEntry
     receipt: Receipt
@@ -196,7 +279,7 @@ class FailedAttempts:
 
     def avoid(self, views: Iterable[WorkerView], legs: Iterable[LegRecord], busy: Iterable[Key]) -> tuple[Key, ...]:
         """Workers and pairs that the next attempt leaves out. legs: this turn's; busy: who has said so, to any turn."""
-        asked = Counter(WorkerId(leg.address) for leg in legs if leg.phase is not Phase.CONNECT)
+        asked = Counter(WorkerId(leg.address) for leg in legs if _has_had_its_turn(leg))
         spent = (worker for worker, times in asked.items() if times >= MOST_ASKED)
         avoided = dict.fromkeys((*self.keys, *spent, *busy))
         if self.handing_over >= self.limit or self.computed_by is not None:
@@ -215,7 +298,7 @@ class FailedAttempts:
     def may_try_again(self, attempt: Attempt, exc: LegError, row: FailureRule) -> bool:
         """Books the failure. True where its row of the failure table and the limit allow another attempt."""
         without_frames(exc)
-        leg, decision = attempt.failed_leg, attempt.decision
+        leg, decision = attempt.failed(exc).kind, attempt.decision
         self.is_lent |= decision.lender is not None
         gets = row.client_gets(stream=attempt.request.stream)
         computed_by, self.computed_by = self.computed_by, None
@@ -279,6 +362,12 @@ class FailedAttempts:
         if not self.keys and all(exc.status == TOO_MANY for exc in self.refusals):
             error.status = TOO_MANY
         return error
+
+
+def _has_had_its_turn(leg: LegRecord) -> bool:
+    """Whether the worker was reached, and ended its leg: well, as a P does, or not. The other leg may have ended it."""
+    is_done = leg.kind is Leg.PREFILL and leg.status == 200
+    return leg.phase is not Phase.CONNECT and (leg.error is not None or is_done)
 
 
 def is_loss(exc: LegError) -> bool:

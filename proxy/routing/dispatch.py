@@ -7,8 +7,9 @@ has come. When it raises, all its legs are closed, and another attempt may follo
 from __future__ import annotations
 
 import asyncio
+import logging
 
-import msgspec
+from msgspec.structs import replace
 
 from ..admission.auth import SESSION
 from ..bodies.body_reader import BodyReader
@@ -17,27 +18,38 @@ from ..bodies.received import ReceivedBody
 from ..bodies.shared_bytes import SharedBytes
 from ..config import ProxyConfig
 from ..connectors import CONNECTORS, Connector, plain_leg
-from ..connectors.leg import REQUEST_ID, Handoff, LegRequest, NoHandoff, Pair
+from ..connectors.leg import REQUEST_ID, Finished, Handoff, LegOrder, LegRequest, NoHandoff, Pair
+from ..connectors.nixl import READS_BACK
+from ..encoders.legs import EncoderLegs
 from ..errors import LegError, refusal
 from ..failures import Cause, Leg, Phase
 from ..fleet.booking import LegBooking
 from ..fleet.view import WorkerView
 from ..fleet.worker import Worker
-from ..openai.answer import AnswerObserver, AnswerSummary
+from ..openai.answer import AnswerObserver
 from ..openai.body_members import Edited, encoded
-from ..openai.edits import Redaction, edited_body
+from ..openai.edits import edited_body, finished_body
 from ..openai.reply_key import ReplyKey
-from ..openai.request import CHOOSING, Endpoint, Fields
-from ..openai.stream_relay import Edits, StreamRelay
+from ..openai.request import Endpoint, Fields
+from ..openai.stream_relay import StreamRelay
+from ..policy import Route
 from ..telemetry.receipts import LegRecord
+from ..upstream.answer_checks import check_begun, check_whole, has_begun
 from ..upstream.call import Answer, Call, Expiry, Timeouts
 from ..upstream.client import Upstream
 from ..upstream.relayed_headers import RelayedHeaders
-from .attempt import ABORTED, Attempt, OpenAnswer
+from ..upstream.sidecar import LEGS, legs_told
+from ..upstream.two_legs import TwoLegs
+from .attempt import Attempt, OpenAnswer
+from .by_sidecar import error_by_prefill, note_legs, sidecar_leg
 from .handoff_release import HandoffRelease
+from .reading_back import Reader
 from .state import State
 
+log = logging.getLogger(__name__)
+
 SESSION_MEMBER = "session_id"
+JSON, EVENT_STREAM = "application/json", "text/event-stream; charset=utf-8"
 OPENING_LIMIT_BYTES = 8 * 1024 * 1024  # of a stream before its first event; a single event of 4 MiB is in pieces
 
 
@@ -52,8 +64,14 @@ class Dispatcher:
         state: State,
         bodies: BodyReader,
     ) -> None:
+        self._encoders = EncoderLegs(
+            config, upstream, state.encoders, state.registry, state.health, state.metrics, state.now
+        )
+        self._state = state
+        self._strips = config.encoder_strip
         self._ledger = state.ledger
         self._admission = state.admission
+        self._health = state.health
         self._metrics = state.metrics
         self._now = state.now
         self._bodies = bodies
@@ -61,6 +79,7 @@ class Dispatcher:
         self._shows_own_key = bool(config.worker_api_key or config.keys_file)
         self._header_rules = RelayedHeaders(config.relay_headers)
         self._upstream = upstream
+        self._handles, self._reader = state.handles, Reader(state.handles)
         self._handoff_release = handoff_release
         self._handoff_max_age_s = config.handoff_max_age_s
         self._prefill_timeouts = Timeouts(config.connect_timeout_s, config.prefill_timeout_s, config.idle_timeout_s)
@@ -74,11 +93,21 @@ class Dispatcher:
             attempt.booking.reserve(self._now())
             attempt.touches.sent()
             attempt.on_close = self._closed
+            # A sidecar lets through nothing that encoders tell.
+            if attempt.request.media and not attempt.decision.decode.worker.has_sidecar:
+                await self._encode(attempt)
+            if attempt.is_by_sidecar:
+                fields = self._fields(attempt, attempt.decision.decode.worker)
+                return await self._answered(attempt, sidecar_leg(attempt, fields), Leg.DECODE)
             if attempt.decision.prefill is not None:
-                return await self._handoff_release.shielded(self._split(attempt), attempt)
+                connector = CONNECTORS[attempt.decision.prefill.worker.connector]
+                if connector.order.is_joint:
+                    return await self._together(attempt, connector)
+                return await self._handoff_release.shielded(self._split(attempt, connector), attempt)
             kind = attempt.answering_leg
-            fields = self._fields(attempt, attempt.decision.decode.worker)
-            leg = plain_leg(attempt.request.endpoint, fields, attempt.leg_id(kind[0]))
+            worker = attempt.decision.decode.worker
+            fields = self._fields(attempt, worker)
+            leg = plain_leg(attempt.request.endpoint, fields, attempt.leg_id(kind[0]), worker.engine)
             return await self._answered(attempt, leg, kind)
         except BaseException:
             if not attempt.is_left:  # else `HandoffRelease` closes it
@@ -89,15 +118,28 @@ class Dispatcher:
         """A leg's failure, once it is known whether its worker is dead."""
         return await self._upstream.examine(exc, worker)
 
+    async def _encode(self, attempt: Attempt) -> None:
+        attempt.encoded = encoded = await self._encoders.encode(attempt.encoder_turn)
+        attempt.receipt.note_encoders(encoded.record)
+
     def _fields(self, attempt: Attempt, worker: Worker) -> Fields:
         """The request's members. A name of the session in them would count before the one in the head."""
         fields = attempt.request.fields
+        if attempt.encoded is not None:
+            computes = worker.id == attempt.computes.id
+            # What was sent without its data cannot be made anew: after a failure, and to a D that may have to compute,
+            # all is sent.
+            has_failed = any(leg.error is not None for leg in attempt.receipt.legs)
+            strips = self._strips and not has_failed and (computes or attempt.decode_gets_all)
+            fields = attempt.encoded.items.fields(attempt.request, fields, computes=computes, strips=strips)
         if SESSION_MEMBER not in fields or (name := self._session_id(worker, attempt.history)) is None:
             return fields
         return Edited.of(fields, {SESSION_MEMBER: encoded(name)})
 
     def _headers(self, attempt: Attempt, leg: LegRequest, worker: Worker) -> dict[str, str]:
         headers = {**attempt.headers, **leg.headers}
+        if attempt.handle is not None and worker.id == attempt.computes.id:
+            return headers  # what it computes is under this leg's salt: nobody else finds it there
         if (name := self._session_id(worker, attempt.history)) is not None:
             headers[SESSION] = name
         return headers
@@ -105,6 +147,8 @@ class Dispatcher:
     def _closed(self, attempt: Attempt) -> None:
         if attempt.leg is not None:
             self._end_leg(attempt, attempt.leg)
+        if attempt.encoded is not None:
+            attempt.encoded.computed(well=False)
         self._free_prefill(attempt.booking)
         attempt.booking.release(self._now())
         attempt.touches.close()
@@ -118,24 +162,73 @@ class Dispatcher:
             booking.free_prefill(self._now())
             self._admission.admit_waiting()
 
-    async def _split(self, attempt: Attempt) -> OpenAnswer:
+    async def _together(self, attempt: Attempt, connector: Connector) -> OpenAnswer:
+        """Both legs at once. P's counts may come after D's first event; P's KV cannot."""
+        decision, endpoint = attempt.decision, attempt.request.endpoint
+        assert decision.prefill is not None, "a SPLIT has a P"
+        pair = Pair(decision.prefill.worker, decision.decode.worker, connector.new_key())
+        attempt.handoff = untold = Handoff.untold(pair)
+        to_p = connector.prefill_leg(endpoint, self._fields(attempt, pair.prefill), pair, attempt.leg_id("p"))
+        to_d = connector.decode_leg(endpoint, self._fields(attempt, pair.decode), pair, attempt.leg_id("d"), None)
+
+        waits = connector.order is LegOrder.D_FIRST
+
+        async def prefilled() -> None:
+            try:
+                found = await self._prefilled(attempt, connector, pair, to_p)
+            except LegError as exc:
+                # It may be D that hangs.
+                exc.is_of_pair = waits and (exc.phase, exc.cause) == (Phase.SENT, Cause.TIMEOUT)
+                raise
+            if isinstance(found, Handoff):
+                attempt.handoff = replace(found, params=untold.params)
+
+        attempt.both = both = TwoLegs(prefilled(), self._answered(attempt, to_d, Leg.DECODE), decode_first=waits)
+        opened = await both.answer()
+        both.when_prefilled(lambda error: self._beside(attempt, opened, error))
+        return opened
+
+    def _beside(self, attempt: Attempt, opened: OpenAnswer, error: BaseException | None) -> None:
+        """P's leg has ended, and D answers: whatever became of P, that goes on. D counts as cached what P sent it."""
+        decision, handoff = attempt.decision, attempt.handoff
+        if error is None:
+            self._health.prefilled(decision, moved=True)
+            if opened.relay is not None and handoff is not None and handoff.cached_tokens is not None:
+                opened.relay.recount(handoff.cached_tokens)
+        elif isinstance(error, LegError):
+            self._health.failed(Leg.PREFILL, error, decision, attempt.asked_s)
+            self._metrics.failures.labels(Leg.PREFILL, error.phase, error.cause).inc()
+            log.warning("request %s: P's leg failed after D's answer began: %s", attempt.receipt.id, error)
+        else:
+            self._health.prefill_left(decision)
+            if not isinstance(error, asyncio.CancelledError):
+                log.error("request %s: P's leg failed", attempt.receipt.id, exc_info=error)
+
+    async def _split(self, attempt: Attempt, connector: Connector) -> OpenAnswer:
         decision, request = attempt.decision, attempt.request
         assert decision.prefill is not None, "a SPLIT has a P"
-        connector = CONNECTORS[decision.prefill.worker.connector]
-        pair = Pair(decision.prefill.worker, decision.decode.worker)
+        if decision.route is Route.READBACK:  # without a handle P computes all of the prompt
+            attempt.handle = self._handles.take(attempt.history)
+        pair = Pair(decision.prefill.worker, decision.decode.worker, connector.new_key(), attempt.handle)
         fields = self._fields(attempt, pair.prefill)
         prefill = connector.prefill_leg(request.endpoint, fields, pair, attempt.leg_id("p"))
-        attempt.handoff = await self._prefilled(attempt, connector, pair, prefill)
+        found = await self._prefilled(attempt, connector, pair, prefill)
+        if isinstance(found, Finished):
+            return self._finished(attempt, found)
+        attempt.handoff = found
         if attempt.is_left:
             raise asyncio.CancelledError  # `HandoffRelease` frees the handoff
-        leg_id = prefill.headers[REQUEST_ID] if connector.shares_request_id else attempt.leg_id("d")
         fields = self._fields(attempt, pair.decode)
-        leg = connector.decode_leg(request.endpoint, fields, pair, leg_id, attempt.handoff)
+        if READS_BACK in pair.decode.coordinates:
+            fields = self._reader.asking(attempt, fields)
+        leg = connector.decode_leg(request.endpoint, fields, pair, attempt.leg_id("d"), attempt.handoff)
         opened = await self._answered(attempt, leg, Leg.DECODE)
         self._ledger.close(attempt.leg_id("p"))  # D has begun to answer, so it has the KV
         return opened
 
-    async def _prefilled(self, attempt: Attempt, connector: Connector, pair: Pair, leg: LegRequest) -> Handoff | None:
+    async def _prefilled(
+        self, attempt: Attempt, connector: Connector, pair: Pair, leg: LegRequest
+    ) -> Handoff | Finished | None:
         view = attempt.decision.prefill
         assert view is not None, "a SPLIT has a P"
         record = self._start_leg(attempt, Leg.PREFILL, view, leg)
@@ -143,9 +236,11 @@ class Dispatcher:
         try:
             body = await self._prefill_body(view, leg, attempt, record)
             found = connector.handoff(body, pair)
+            if attempt.handle is not None:
+                found = self._reader.judged(attempt.handle, found)
         except LegError as exc:
             record.fail(exc)
-            raise
+            found = self._reader.after(exc, attempt.handle)
         finally:
             self._free_prefill(attempt.booking)
             self._end_leg(attempt, record)
@@ -153,15 +248,26 @@ class Dispatcher:
             attempt.receipt.handoff_missing = found.reason
             self._metrics.handoffs_missing.labels(found.reason).inc()
             return None
-        if connector.needs_handoff:
+        if connector.needs_handoff and isinstance(found, Handoff):
             attempt.expiry = Expiry.of(asked_s, self._handoff_max_age_s)
             self._ledger.open(attempt.leg_id("p"), self._now())
-        attempt.touches.prefilled(found.cached_tokens)
+        if attempt.decision.route is not Route.READBACK:  # P's cache then has it under a name that nobody asks for
+            attempt.touches.prefilled(found.cached_tokens)
         return found
+
+    def _finished(self, attempt: Attempt, found: Finished) -> OpenAnswer:
+        """P's answer is all of it, and D is not asked. A stream of it comes in one piece."""
+        request = attempt.request
+        attempt.is_finished_on_prefill = True
+        reply = ReplyKey(request)
+        observer = AnswerObserver(request.endpoint, reply)
+        observer.observe_body(found.answer)
+        body = finished_body(found.answer, stream=request.stream, usage=request.wants_usage)
+        return OpenAnswer(EVENT_STREAM if request.stream else JSON, body, observer, reply, None)
 
     async def _prefill_body(self, view: WorkerView, leg: LegRequest, attempt: Attempt, record: LegRecord) -> bytes:
         """P's whole answer, within one time-out for all of it."""
-        call, timeouts = Call(view.worker), self._prefill_timeouts
+        call, timeouts = Call(view.worker, once=(attempt.both or attempt.handle) is not None), self._prefill_timeouts
         try:
             async with (
                 asyncio.timeout(timeouts.connect_s + timeouts.first_s),
@@ -177,7 +283,7 @@ class Dispatcher:
             raise call.error("the prompt was not computed in time", Cause.TIMEOUT) from exc
         observer = AnswerObserver(attempt.request.endpoint)
         observer.observe_body(body)
-        _check_whole(attempt.request.endpoint, observer, view, _redaction(view, None))
+        check_whole(attempt.request.endpoint, observer, view, attempt.redaction(view))
         return body
 
     async def _answered(self, attempt: Attempt, leg: LegRequest, kind: Leg) -> OpenAnswer:
@@ -186,12 +292,17 @@ class Dispatcher:
         record = attempt.leg = self._start_leg(attempt, kind, view, leg)
         attempt.call = Call(view.worker, once=attempt.handoff is not None, expiry=attempt.expiry)
         timeouts = self._stream_timeouts if attempt.request.stream else self._answer_timeouts
+        if attempt.both is not None or attempt.is_by_sidecar:  # D waits for P
+            timeouts = timeouts.after(self._prefill_timeouts.first_s)
         try:
             headers = self._headers(attempt, leg, view.worker)
             answer = attempt.answer = await self._upstream.ask(
                 attempt.call, leg.path, body=leg.parts, headers=headers, timeouts=timeouts
             )
             record.status = answer.status
+            if attempt.is_by_sidecar:
+                self._free_prefill(attempt.booking)
+                note_legs(attempt, record, legs_told(answer.header(LEGS)), self._state)
             if answer.status != 200:
                 raise self._refusal(answer, await answer.body(), attempt, view)
             opened = await self._first_event(attempt, answer, record)
@@ -200,37 +311,38 @@ class Dispatcher:
             raise
         finally:
             attempt.booking.computed(self._now())
-        attempt.touches.answering()
+        if not attempt.is_finished_on_prefill:
+            attempt.touches.answering()
+        if attempt.encoded is not None:
+            attempt.encoded.computed(well=True)
         return opened
 
     async def _first_event(self, attempt: Attempt, answer: Answer, record: LegRecord) -> OpenAnswer:
-        request, handoff, view = attempt.request, attempt.handoff, attempt.decision.decode
+        request, view = attempt.request, attempt.decision.decode
         reply = ReplyKey(request)
-        observer = AnswerObserver(request.endpoint, reply)
-        hide_usage = not request.wants_usage and request.endpoint in CHOOSING
-        redaction = _redaction(view, handoff)
-        edits = Edits(hide_usage, handoff.cached_tokens if handoff else None, redaction)
+        observer = AnswerObserver(request.endpoint, reply, reads_handle=attempt.asks_handle)
+        redaction = attempt.redaction(view)
         if not answer.is_event_stream:
             received = ReceivedBody()
             async for part in answer.parts():
                 received.add(part)
-            body = received.take()
+            body, edits = received.take(), attempt.edits(record, redaction)
             if isinstance(body, bytes):
                 observer.observe_body(body)
                 first: bytes | SharedBytes = edited_body(body, edits)
             else:
-                how = ReadAnswer(endpoint=request.endpoint, cached_tokens=edits.cached_tokens)
+                how = ReadAnswer(request.endpoint, edits.cached_tokens, attempt.asks_handle, edits.hides)
                 first = await self._bodies.answer(body, how, observer, reply)
-            _check_whole(request.endpoint, observer, view, redaction)
+            check_whole(request.endpoint, observer, view, redaction)
             record.first_event_s = self._now() - attempt.started_s
             relay = None
         else:
-            relay = StreamRelay(request.endpoint, edits, observer)
+            relay = StreamRelay(request.endpoint, attempt.edits(record, redaction), observer)
             first = await self._until_first_event(answer, relay, observer, request.endpoint)
-            _check_begun(observer, view, redaction)
+            check_begun(observer, view, redaction)
             record.first_event_s = self._now() - attempt.started_s
         headers = answer.relayed(self._header_rules)
-        return OpenAnswer(answer.content_type, first, observer, reply, relay, handoff, headers)
+        return OpenAnswer(answer.content_type, first, observer, reply, relay, headers)
 
     async def _until_first_event(
         self, answer: Answer, relay: StreamRelay, observer: AnswerObserver, endpoint: Endpoint
@@ -239,8 +351,8 @@ class Dispatcher:
         parts, events, held_bytes = list[bytes](), 0, 0
         now = asyncio.get_running_loop().time
         # One limit for all reads: a worker that only sends comments has not answered.
-        by_s = now() + self._stream_timeouts.first_s
-        while not _has_begun(endpoint, observer):
+        by_s = now() + answer.first_s
+        while not has_begun(endpoint, observer):
             chunk = await answer.chunk(by_s=by_s)
             if not chunk:
                 raise answer.failure("the worker ended its answer before it began", Cause.RESET)
@@ -255,7 +367,9 @@ class Dispatcher:
 
     def _refusal(self, answer: Answer, body: bytes, attempt: Attempt, view: WorkerView) -> LegError:
         """A worker's error as ours; only its status where the text names this worker or its P."""
-        if _redaction(view, attempt.handoff).applies_to(body):
+        if (lost := error_by_prefill(attempt, legs_told(answer.header(LEGS)))) is not None:
+            return lost
+        if attempt.redaction(view).applies_to(body):
             body = b""
         # A refused key of the proxy's own is not the client's fault, nor is a worker that read too slowly (408).
         is_own = answer.status == 408 or (self._shows_own_key and answer.status in (401, 403))
@@ -275,73 +389,10 @@ class Dispatcher:
             address=view.worker.address,
             started_s=self._now() - attempt.started_s,
         )
-        attempt.receipt.legs.append(record)
+        legs, is_beside = attempt.receipt.legs, kind is Leg.PREFILL and attempt.leg is not None
+        legs.insert(len(legs) - is_beside, record)  # P's before D's, also where D's has begun
         return record
 
     def _end_leg(self, attempt: Attempt, record: LegRecord) -> None:
         record.ended_s = self._now() - attempt.started_s
         self._metrics.legs.observe(record.ended_s - record.started_s, record.kind)
-
-
-def _redaction(view: WorkerView, handoff: Handoff | None) -> Redaction:
-    return Redaction(view.worker.address, () if handoff is None else handoff.params.values())
-
-
-def _has_begun(endpoint: Endpoint, observer: AnswerObserver) -> bool:
-    """Whether the answer has begun, so that it goes to the client. The opening event of a stream is no answer yet."""
-    summary = observer.summary
-    if summary.first_token_seen or summary.ended or summary.error is not None or summary.undecodable:
-        return True
-    # Chat opens with the role; any event after it, even an empty delta, comes from the model. If that event ends the
-    # answer, the usage after it tells whether there was a token.
-    is_open = summary.events > 1 and summary.finish_reason is None
-    return endpoint in CHOOSING and is_open
-
-
-def _check_begun(observer: AnswerObserver, view: WorkerView, redaction: Redaction) -> None:
-    """LegError for a stream that begins with an error, with something that is no event, or with an abort."""
-    summary = observer.summary
-    if summary.first_token_seen:
-        return
-    if summary.error is not None:
-        raise _refused(summary.error, view, redaction)
-    if summary.undecodable or _was_aborted(summary) or (summary.ended and not summary.events):
-        raise _malformed(view)
-
-
-def _check_whole(endpoint: Endpoint, observer: AnswerObserver, view: WorkerView, redaction: Redaction) -> None:
-    """LegError for a 200 without an answer: not JSON, empty, an error, or aborted by the engine."""
-    summary = observer.summary
-    if summary.error is not None:
-        raise _refused(summary.error, view, redaction)
-    # A response that is computed in the background has only an id yet.
-    is_queued = endpoint is Endpoint.RESPONSES and summary.response_id is not None and summary.finish_reason is None
-    is_empty = not summary.first_token_seen and summary.finish_reason is None
-    # The client has seen nothing, so an answer that the engine aborted half-way is tried again too.
-    if summary.undecodable or _was_aborted(summary) or (is_empty and not is_queued):
-        raise _malformed(view)
-
-
-def _was_aborted(summary: AnswerSummary) -> bool:
-    """Whether the engine aborted. Messages and Responses report a normal end then, but count no token, and a model that
-    has nothing to say still generates its end of turn."""
-    return summary.finish_reason == ABORTED or (summary.completion_tokens == 0 and not summary.first_token_seen)
-
-
-def _refused(error: bytes, view: WorkerView, redaction: Redaction) -> LegError:
-    told = b"" if redaction.applies_to(error) else error
-    return refusal(_error_status(error), told, worker=view.id, phase=Phase.FIRST_EVENT)
-
-
-def _malformed(view: WorkerView) -> LegError:
-    message = "the worker's 200 holds no answer"
-    return LegError(message, worker=view.id, phase=Phase.FIRST_EVENT, cause=Cause.MALFORMED)
-
-
-def _error_status(body: bytes) -> int:
-    """The HTTP status in an error event, 500 where it has none."""
-    try:
-        code = msgspec.json.decode(body)["error"]["code"]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
-        return 500
-    return code if isinstance(code, int) and 400 <= code < 600 else 500

@@ -31,7 +31,8 @@ def foresee(decision: Decision, turn: Turn, laws: WorkerLaws, scored: ScoredTabl
     """None where neither the laws nor the table say anything."""
     by_table = _by_table(decision, scored)
     computing = decision.prefill or decision.decode
-    new_tokens = max(1, turn.prompt_tokens - turn.held_by(computing) - decision.fetched_tokens)
+    held = 0 if decision.route is Route.READBACK else turn.held_by(computing)
+    new_tokens = max(1, turn.prompt_tokens - held - decision.fetched_tokens)
     by_profile: tuple[Measured, ...] = ()
     is_guess = False
     prediction = decision.prediction
@@ -61,7 +62,9 @@ def _tpot(prediction: Prediction, view: WorkerView, laws: EngineLaws) -> Measure
 def _by_table(decision: Decision, scored: ScoredTable | None) -> tuple[TableTime, ...]:
     """Where one measured cell stands for the turn."""
     verdict = decision.verdict
-    if verdict is None or scored is None or verdict.evidence is not Evidence.INSIDE or decision.route is Route.REPLICA:
+    if verdict is None or scored is None or verdict.evidence is not Evidence.INSIDE:
+        return ()
+    if decision.route not in (Route.LOCAL, Route.SPLIT):
         return ()
     arm = scored.arm(verdict.cell, local=decision.route is Route.LOCAL)
     if arm is None:

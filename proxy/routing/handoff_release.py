@@ -142,6 +142,7 @@ class HandoffRelease:
             for view in self._registry.views()
             if view.role in (Role.DECODE, own.role) and view.takes_turns(attempt.request.model)
             if prefill is not None and can_pair(prefill.worker, view.worker) and view.id != prefill.id
+            if not view.worker.has_sidecar
         ]
         if attempt.call is not None:
             able = [view for view in able if view.id != own.id]

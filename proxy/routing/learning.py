@@ -9,10 +9,13 @@ from ..laws.corrections import Figure
 from ..laws.forecasts import AnswerEnded, SessionReturned
 from ..policy import Route
 from ..runtime.tasks import Drain, draining
+from ..sessions.prefix_chain import PrefixEnd
 from ..sessions.table import SessionMatch, TurnOutcome
+from ..telemetry.metrics import Metrics
 from ..telemetry.receipts import Receipt
 from .attempt import Attempt, OpenAnswer
 from .foresight import came_to
+from .reading_back import keep
 from .receipt_notes import note_errors
 from .state import State
 
@@ -23,51 +26,14 @@ log = logging.getLogger(__name__)
 MISS_SHARE = 0.5
 
 
-class Learner:
-    """Closes receipts. Only a completed turn changes its session."""
+class ReceiptEnds:
+    """Closes receipts, and counts what they say. What a completed turn teaches is told by those that inherit."""
 
-    def __init__(self, state: State, drain: Drain, log: Callable[[Receipt], None] | None) -> None:
+    def __init__(self, metrics: Metrics, drain: Drain, log: Callable[[Receipt], None] | None) -> None:
+        """log: told each receipt, once it is closed."""
+        self._metrics = metrics
         self._drain = drain
-        self._sessions = state.sessions
-        self._tokens = state.tokens
-        self._templates = state.templates
-        self._registry = state.registry
-        self._beliefs = state.beliefs
-        self._engine_caches = state.engine_caches
-        self._metrics = state.metrics
-        self._rate_limits = state.rate_limits
-        self._count_checks = state.count_checks
-        self._laws = state.laws
-        self._forecasts = state.forecasts
         self._log = log
-
-    def completed(
-        self,
-        match: SessionMatch,
-        attempt: Attempt,
-        opened: OpenAnswer,
-        now_s: float,
-        token_times_s: tuple[float, float] | None = None,
-    ) -> None:
-        """token_times_s: of the first and the last token; None for an answer that is not streamed."""
-        receipt, route, summary = attempt.receipt, attempt.decision.route, opened.observer.summary
-        receipt.status = 200
-        receipt.finish_reason = summary.finish_reason
-        if token_times_s is not None:
-            self._note_times(receipt, route, attempt.started_s, token_times_s, summary.completion_tokens)
-            self._note_predictions(attempt, opened, token_times_s[0], now_s)
-            if attempt.decision.prediction is not None:
-                note_errors(receipt, attempt.decision.prediction, token_times_s[0] - attempt.asked_s)
-        if summary.prompt_tokens is not None:
-            self._note_usage(match, attempt, opened, now_s)
-            if self._engine_caches and attempt.request.choices == 1:
-                self._await_events(attempt, now_s)
-        self._close(receipt, "completed", now_s - attempt.started_s)
-
-    def began(self, match: SessionMatch, model: str, now_s: float) -> None:
-        """A turn has come."""
-        if match.ended_s is not None:
-            self._forecasts.learn(SessionReturned(model, match.turn - 1, match.calls_tool, match.ended_s, now_s))
 
     def failed(self, receipt: Receipt, ended_s: float) -> None:
         self._close(receipt, "failed", ended_s)
@@ -96,6 +62,8 @@ class Learner:
             leg.ended_s = ended_s if leg.ended_s is None else leg.ended_s
         self._metrics.turns.add(receipt.route or "none", receipt.reason or "none")
         self._metrics.outcomes.add(receipt.route or "none", outcome)
+        for decision in () if receipt.encoder is None else receipt.encoder.decisions:
+            self._metrics.encoder_items.labels(decision).inc()
         tokens = receipt.prompt_tokens or 0, receipt.completion_tokens or 0
         self._metrics.by_key.turn(receipt.client, outcome, *tokens)
         if self._log is not None:
@@ -116,12 +84,74 @@ class Learner:
             receipt.tpot_s = (last_s - first_s) / (completion_tokens - 1)
             self._metrics.tpot.observe(receipt.tpot_s, route)
 
+
+class Learner(ReceiptEnds):
+    """Closes receipts. Only a completed turn changes its session."""
+
+    def __init__(self, state: State, drain: Drain, log: Callable[[Receipt], None] | None) -> None:
+        super().__init__(state.metrics, drain, log)
+        self._state = state
+        self._sessions = state.sessions
+        self._tokens = state.tokens
+        self._templates = state.templates
+        self._registry = state.registry
+        self._beliefs = state.beliefs
+        self._engine_caches = state.engine_caches
+        self._rate_limits = state.rate_limits
+        self._count_checks = state.count_checks
+        self._laws = state.laws
+        self._forecasts = state.forecasts
+
+    def completed(
+        self,
+        match: SessionMatch,
+        attempt: Attempt,
+        opened: OpenAnswer,
+        now_s: float,
+        token_times_s: tuple[float, float] | None = None,
+    ) -> None:
+        """token_times_s: of the first and the last token; None for an answer that is not streamed."""
+        receipt, route, summary = attempt.receipt, attempt.decision.route, opened.observer.summary
+        receipt.status = 200
+        receipt.finish_reason = summary.finish_reason
+        if token_times_s is not None:
+            self._note_times(receipt, route, attempt.started_s, token_times_s, summary.completion_tokens)
+            self._note_predictions(attempt, opened, token_times_s[0], now_s)
+            if attempt.decision.prediction is not None:
+                note_errors(receipt, attempt.decision.prediction, token_times_s[0] - attempt.asked_s)
+        if summary.prompt_tokens is not None:
+            self._note_usage(match, attempt, opened, now_s)
+            if self._engine_caches and attempt.request.choices == 1 and not attempt.is_finished_on_prefill:
+                self._await_events(attempt, now_s)
+        self._close(receipt, "completed", now_s - attempt.started_s)
+
+    def assumed(self, match: SessionMatch, attempt: Attempt, reply: PrefixEnd | None, now_s: float) -> None:
+        """An answer without usage, or that nobody saw (reply: None): its session goes on by what was estimated."""
+        receipt, decision = attempt.receipt, attempt.decision
+        receipt.status, receipt.counts_evidence = 200, "estimate"
+        prompt, completion = receipt.estimated_prompt_tokens, receipt.estimated_output_tokens
+        residency = self._beliefs.residency
+        outcome = TurnOutcome(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            reply_key=reply,
+            decode=residency(attempt.decode, prompt + completion),
+            prefill=residency(decision.prefill.id, prompt) if decision.prefill else None,
+        )
+        self._sessions.finish(match, attempt.request.prompt, outcome, now_s)
+        self._close(receipt, "completed", now_s - attempt.started_s)
+
+    def began(self, match: SessionMatch, model: str, now_s: float) -> None:
+        """A turn has come."""
+        if match.ended_s is not None:
+            self._forecasts.learn(SessionReturned(model, match.turn - 1, match.calls_tool, match.ended_s, now_s))
+
     def _note_predictions(self, attempt: Attempt, opened: OpenAnswer, first_s: float, now_s: float) -> None:
         """Nothing where P's part was lost, so that D computed what P was to."""
-        if attempt.foreseen is None or (attempt.decision.route is Route.SPLIT and opened.handoff is None):
+        if attempt.foreseen is None or (attempt.decision.prefill is not None and attempt.handoff is None):
             return
         summary = opened.observer.summary
-        cached = opened.handoff.cached_tokens if opened.handoff else summary.cached_tokens
+        cached = attempt.handoff.cached_tokens if attempt.handoff else summary.cached_tokens
         prompt, computed = summary.prompt_tokens, None
         if prompt is not None and cached is not None:
             computed = max(1, prompt - cached)
@@ -148,7 +178,7 @@ class Learner:
         summary = opened.observer.summary
         prompt, completion = summary.prompt_tokens or 0, summary.completion_tokens or 0
         # After a handoff D counts all KV that it pulled as cached; P's answer has the true count.
-        cached = opened.handoff.cached_tokens if opened.handoff else summary.cached_tokens
+        cached = attempt.handoff.cached_tokens if attempt.handoff else summary.cached_tokens
         receipt.prompt_tokens, receipt.completion_tokens, receipt.cached_tokens = prompt, completion, cached
         # A worker that reports no usage leaves the estimate charged.
         self._rate_limits.settle(attempt.client, attempt.charged_tokens, prompt + completion, now_s)
@@ -167,22 +197,27 @@ class Learner:
             )
         if attempt.count is not None:
             self._count_checks.learn(attempt.count, prompt)
-        self._learn_template(attempt, prompt, cached)
-        attempt.touches.answered(cached)
+        is_on_decode = not attempt.is_finished_on_prefill
+        if is_on_decode:
+            self._learn_template(attempt, prompt, cached)
+        is_read_back = decision.route is Route.READBACK  # P then holds the prompt under a name that nobody asks for
+        attempt.touches.answered(None if is_read_back else cached)
         residency = self._beliefs.residency
         outcome = TurnOutcome(
             prompt_tokens=prompt,
             completion_tokens=completion,
-            cached_tokens=cached if opened.handoff is None and decision.cached_tokens else None,
+            cached_tokens=cached if attempt.handoff is None and decision.cached_tokens and is_on_decode else None,
             reply_key=opened.reply.key(),
             response_id=summary.response_id,
             reasoned=opened.reply.reasoned,
             reply_alone=opened.reply.alone(),
             calls_tool=opened.reply.calls_tool,
-            decode=residency(attempt.decode, prompt + completion),
-            prefill=residency(decision.prefill.id, prompt) if decision.prefill else None,
+            decode=residency(attempt.decode, prompt + completion) if is_on_decode else None,
+            prefill=residency(decision.prefill.id, prompt) if decision.prefill and not is_read_back else None,
         )
         self._sessions.finish(match, request.prompt, outcome, now_s)
+        if summary.handle is not None or self._state.handles.kept:
+            keep(self._state, attempt, summary)
 
     def _await_events(self, attempt: Attempt, now_s: float) -> None:
         receipt, decode, prefill = attempt.receipt, attempt.decision.decode, attempt.decision.prefill
@@ -190,7 +225,8 @@ class Learner:
         computed = prompt - (prompt if receipt.cached_tokens is None else receipt.cached_tokens)
         stored = self._engine_caches.stored
         if prefill is not None:
-            stored(prefill.id, attempt.history, prompt, computed, now_s)
+            if attempt.decision.route is not Route.READBACK:
+                stored(prefill.id, attempt.history, prompt, computed, now_s)
             computed = 0  # D does not say how much of a handoff it had
         stored(decode.id, attempt.history, prompt + completion, computed + completion, now_s)
 
@@ -200,6 +236,8 @@ class Learner:
         worker, chain = attempt.decode if prefill is None else prefill.id, attempt.request.prompt.chain
         if prefill is not None:
             self._templates.computed(attempt.decode, prompt)
+        if attempt.decision.route is Route.READBACK:  # what P found was not its own
+            return
         if self._templates.learn(model, worker, chain, prompt, cached):
             first = "tools" if self._templates.known.of(model).tools_first else "the system's text"
             log.info("model %s: its template renders %s first, by what workers have found cached", model, first)

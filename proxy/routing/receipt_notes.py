@@ -11,7 +11,7 @@ from ..laws.prediction import Prediction
 from ..policy import Decision, Rules, Turn
 from ..policy.decision import Candidate
 from ..sessions.table import SessionMatch
-from ..telemetry.receipts import CandidatesRecord, CellRecord, Receipt
+from ..telemetry.receipts import CandidatesRecord, CellRecord, Receipt, ShadowRecord
 from ..tokenizer.count_checks import CountedPrompt
 
 
@@ -21,6 +21,7 @@ def decision_headers(receipt: Receipt) -> dict[str, str]:
     if receipt.route:
         headers["X-PPD-Route"] = receipt.route
         headers["X-PPD-Reason"] = receipt.reason
+    if receipt.decode:
         headers["X-PPD-Decode"] = receipt.decode
     if receipt.prefill:
         headers["X-PPD-Prefill"] = receipt.prefill
@@ -40,7 +41,7 @@ def note_turn(receipt: Receipt, match: SessionMatch, turn: Turn, counted: Counte
 
 
 def note_decision(receipt: Receipt, turn: Turn, decision: Decision, rules: Rules) -> None:
-    receipt.mode = rules.mode
+    receipt.mode, receipt.order = rules.mode, decision.order
     receipt.route, receipt.reason, receipt.wanted = decision.route, decision.reason, decision.wanted
     receipt.vetoes = list(decision.vetoes)
     receipt.decode = decision.decode.name
@@ -68,6 +69,19 @@ def note_decision(receipt: Receipt, turn: Turn, decision: Decision, rules: Rules
             w_ttft=scored.weights.ttft,
             w_tpot=scored.weights.tpot,
         )
+
+
+def as_shadow(receipt: Receipt) -> ShadowRecord:
+    """The decision that was noted last."""
+    return ShadowRecord(
+        route=receipt.route,
+        reason=receipt.reason,
+        decode=receipt.decode,
+        prefill=receipt.prefill,
+        order=receipt.order,
+        predicted_ttft_s=receipt.predicted_ttft_s,
+        predicted_tpot_s=receipt.predicted_tpot_s,
+    )
 
 
 CANDIDATES = 8  # in one receipt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import msgspec
@@ -24,9 +24,9 @@ from ..openai.request import Endpoint, Request
 from ..policy import Route
 from ..telemetry.receipts import Receipt, new_id, now_text
 from .attempt import TurnContext, in_class, in_scope
-from .prompt_fan_out import FanOut, ListTurn
+from .prompt_fan_out import Answering, FanOut, ListTurn
 from .receipt_notes import decision_headers
-from .router import Router, TurnReply
+from .router import TurnReply
 from .state import State
 
 log = logging.getLogger(__name__)
@@ -53,24 +53,31 @@ class TurnService:
         self,
         config: ProxyConfig,
         state: State,
-        router: Router,
-        fan_out: FanOut,
+        router: Answering,
         keys: KeyRing | None,
         *,
         bodies: BodyReader,
+        may_force: bool = True,
+        explained: Callable[[Receipt], dict[str, str]] = decision_headers,
     ) -> None:
+        """may_force: whether a request may ask for its route; else it is not heard.
+
+        explained: the headers of an error that tell what was done.
+        """
         self._config = config
         self._state = state
         self._router = router
-        self._fan_out = fan_out
+        self._fan_out = FanOut(router)
         self._keys = keys
         self._bodies = bodies
+        self._may_force = may_force
+        self._explained = explained
 
-    def caller(self, endpoint: Endpoint, headers: Mapping[str, str]) -> Caller:
-        """Raises PPDError where this client may not ask."""
-        client = authenticate(headers, self._keys)
+    def caller(self, endpoint: Endpoint, headers: Mapping[str, str], *, asks_key: bool = True) -> Caller:
+        """Raises PPDError where this client may not ask. asks_key: False where another has asked for it."""
+        client = authenticate(headers, self._keys if asks_key else None)
         check_is_json(headers)
-        forced = forced_route(headers, self._config.admin_key)
+        forced = forced_route(headers, self._config.admin_key) if self._may_force else None
         receipt = _new_receipt(endpoint, headers, client)
         return Caller(endpoint, headers, client, forced, slo_targets(headers), receipt)
 
@@ -85,38 +92,44 @@ class TurnService:
     async def _answer(self, caller: Caller, body: Body) -> TurnReply:
         receipt = caller.receipt
         try:
-            request = in_class(await self._parse(caller, body), caller.client)
-            check_use(caller.client, request.model)
-            receipt.model, receipt.stream = request.model, request.stream
-            context = self._context(caller)
+            request, context = await self.read(caller, body)
             is_list = request.endpoint is Endpoint.COMPLETIONS  # the only one that takes several prompts
             prompts = prompt_list(request, self._config.body_limit_bytes) if is_list else None
             if prompts is None:
-                return await self._router.answer(self._in_scope(caller, request), receipt, context)
+                return await self._router.answer(self.in_scope(caller, request), receipt, context)
             self._state.rate_limits.take(caller.client, 0, self._state.now(), requests=len(prompts.prompts))
             each = replace(context, is_counted=True)
             return await self._fan_out.answer(ListTurn(prompts, partial(self._parse_one, caller), receipt, each))
         except PPDError as exc:
             without_frames(exc)
             reply = error_reply(exc, caller.endpoint)
-            reply.headers.update(decision_headers(receipt))
+            reply.headers.update(self._explained(receipt))
             return reply
         except Exception as exc:
             # Its text may hold addresses: the client gets none of it.
             log.error("request %s failed", receipt.id, exc_info=exc)
             return error_reply(PPDError("internal error"), caller.endpoint)
 
+    async def read(self, caller: Caller, body: Body) -> tuple[Request, TurnContext]:
+        """The turn that the caller asks for. PPDError for an invalid body, or a model that its key may not use."""
+        request = in_class(await self._parse(caller, body), caller.client)
+        check_use(caller.client, request.model)
+        caller.receipt.model, caller.receipt.stream = request.model, request.stream
+        return request, self._context(caller)
+
     def _context(self, caller: Caller) -> TurnContext:
         forwards_key = self._keys is None and not self._config.worker_api_key
         legs = leg_headers(caller.headers, forwards_key=forwards_key, scope=caller.client.scope)
         legs["content-type"] = JSON  # it was parsed as such, whichever of JSON's types the client gave
-        return TurnContext(caller.client, legs, caller.forced, caller.slo, queue_patience_s(caller.headers))
+        patience_s = queue_patience_s(caller.headers)
+        return TurnContext(caller.client, legs, caller.forced, caller.slo, patience_s, given=caller.headers)
 
     async def _parse_one(self, caller: Caller, body: bytes) -> Request:
         """One prompt of a list; the list itself was checked."""
-        return self._in_scope(caller, await self._parse(caller, body))
+        return self.in_scope(caller, await self._parse(caller, body))
 
-    def _in_scope(self, caller: Caller, request: Request) -> Request:
+    def in_scope(self, caller: Caller, request: Request) -> Request:
+        """The request as workers may see it, of one prompt. NotFound for another tenant's response."""
         return in_scope(request, caller.client, self._state.sessions)
 
     async def _parse(self, caller: Caller, body: Body) -> Request:

@@ -9,6 +9,7 @@ from ..admission.arrival_rate import Arrivals
 from ..admission.gate import Admission
 from ..admission.rate_limits import RateLimits
 from ..beliefs.beliefs import Beliefs
+from ..encoders.encoder_chooser import EncoderChooser
 from ..fleet.booking import Ledger
 from ..fleet.registry import Registry
 from ..health.circuit_breaker import RetryBudget
@@ -17,6 +18,7 @@ from ..health.worker_health import WorkerHealth
 from ..kv_events.engine_caches import EngineCaches
 from ..laws.forecasts import Forecasts
 from ..laws.worker_laws import WorkerLaws
+from ..readback.handles import Handles
 from ..sessions.hasher import Hasher
 from ..sessions.table import SessionTable
 from ..sessions.templates import TemplateOrder
@@ -42,11 +44,13 @@ class State:
     retries: RetryBudget
     poisoned: PoisonedPrompts
     arrivals: Arrivals
+    encoders: EncoderChooser
     admission: Admission
     rate_limits: RateLimits
     hasher: Hasher
     engine_caches: EngineCaches
     count_checks: CountChecks
+    handles: Handles
     laws: WorkerLaws
     forecasts: Forecasts
     now: Callable[[], float]  # seconds, monotonic

@@ -15,9 +15,10 @@ from ..errors import LegError
 from ..failures import Cause
 from ..openai.stream_relay import BROKE_OFF
 from ..sessions.table import SessionMatch
+from ..telemetry.receipts import Receipt
+from ..upstream.answer_checks import ABORTED
 from ..upstream.call import Answer
-from .attempt import ABORTED, Attempt, OpenAnswer
-from .learning import Learner
+from .attempt import Attempt, OpenAnswer
 from .state import State
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,23 @@ class StreamedBody(Protocol):
 
     def abandon(self) -> None:
         """The client has stopped reading. Its owner always calls this last; after a whole answer it does nothing."""
+
+
+class TurnEnd(Protocol):
+    """Who is told how an answer has ended; see `Learner`."""
+
+    def completed(
+        self,
+        match: SessionMatch,
+        attempt: Attempt,
+        opened: OpenAnswer,
+        now_s: float,
+        token_times_s: tuple[float, float] | None = None,
+    ) -> None: ...
+
+    def cancelled(self, receipt: Receipt, ended_s: float, *, is_answered: bool) -> None: ...
+
+    def broken(self, receipt: Receipt, ended_s: float) -> None: ...
 
 
 class LargeBody:
@@ -47,7 +65,7 @@ class Streaming:
     """One turn's answer; `abandon` may come at any time."""
 
     def __init__(
-        self, state: State, learner: Learner, match: SessionMatch, attempt: Attempt, opened: OpenAnswer
+        self, state: State, learner: TurnEnd, match: SessionMatch, attempt: Attempt, opened: OpenAnswer
     ) -> None:
         assert attempt.answer is not None and opened.relay is not None, "a stream is open"
         self.answer: Answer = attempt.answer
@@ -145,7 +163,8 @@ class Streaming:
         attempt, events = self._attempt, self._summary.events
         if attempt.receipt.outcome != "running":
             return
-        leg, record = attempt.answering_leg, attempt.receipt.legs[-1]
+        leg, record = attempt.answering_leg, attempt.leg
+        assert record is not None, "it answers"
         record.fail(exc)
         record.events = events
         attempt.receipt.error = f"{leg} {exc.phase}: {exc.cause}"
@@ -162,7 +181,7 @@ class Streaming:
 
 def complete(
     state: State,
-    learner: Learner,
+    learner: TurnEnd,
     match: SessionMatch,
     attempt: Attempt,
     opened: OpenAnswer,
@@ -172,4 +191,5 @@ def complete(
     now_s = state.now()
     attempt.booking.release(now_s)  # the worker has ended its leg; other processes hear of that with the session
     learner.completed(match, attempt, opened, now_s, token_times_s=times_s)
-    state.health.completed(attempt.decision)
+    if not attempt.is_finished_on_prefill:
+        state.health.completed(attempt.decision)

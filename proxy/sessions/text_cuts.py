@@ -79,7 +79,7 @@ class UnitText(NamedTuple):
     previous: int  # the key before the unit, without the head's mask
     role: str
     name: str
-    text: str
+    text: bytes  # of which the first `HEAD_BYTES` count
     start: int  # bytes of the prompt before the unit
 
 
@@ -234,7 +234,7 @@ def _cuts(hasher: Hasher, head: _Hash, beyond: bytes | memoryview, start: int) -
 
 def _fine_cuts(hasher: Hasher, of: UnitText) -> list[Cut]:
     """Up to where a text is long."""
-    data = encoded(of.text[:HEAD_BYTES])[:HEAD_BYTES]
+    data = of.text[:HEAD_BYTES]
     offsets = _BELOW_LONG[: bisect_left(_BELOW_LONG, len(data))]
     if not offsets:
         return []

@@ -60,9 +60,9 @@ class AccessLog:
     def opened(self, method: str, path: str) -> AccessRecord:
         return AccessRecord(method, path[:SHOWN_CHARACTERS], self._now())
 
-    def closed(self, record: AccessRecord, ended: str) -> None:
-        """ended: completed, left or cut."""
-        line = fields_of(record, ended, self._now() - record.started_s)
+    def closed(self, record: AccessRecord, ended: str, at_s: float | None = None) -> None:
+        """ended: completed, left or cut. at_s: when, by this log's clock, if not just now."""
+        line = fields_of(record, ended, (self._now() if at_s is None else at_s) - record.started_s)
         self._lines.put(self._encode({"at": self._wall(), **line}) + b"\n")
 
     async def close(self) -> None:

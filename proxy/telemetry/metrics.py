@@ -138,6 +138,7 @@ class Metrics:
         self.refused = counter("ppd_refused", "Requests refused for the proxy's own limits", "reason")
         self.queue_wait = times("ppd_queue_wait_seconds", "Waits of those that were admitted late", TTFT_BUCKETS_S)
         self.loop_lag = times("ppd_loop_lag_seconds", "How late the event loop runs what is due", LAG_BUCKETS_S)
+        self.encoder_items = counter("ppd_encoder_items", "Images, sounds and videos, by who encodes them", "decision")
         self.canaries = counter("ppd_canaries", "Tiny conversations over a pair of P and D", "result")
         self.ttft = spread("ppd_ttft_seconds", "Time to first token, at the proxy", TTFT_BUCKETS_S, "route")
         self.tpot = spread("ppd_tpot_seconds", "Mean time per output token", TPOT_BUCKETS_S, "route")

@@ -47,9 +47,35 @@ class LegRecord(msgspec.Struct, kw_only=True):
     status: int | None = None
     phase: Phase | None = None  # in which it failed
     error: str | None = None  # why it failed: a `failures.Cause`
+    told_by: str = ""  # the D whose sidecar ran it; empty: this proxy did
 
     def fail(self, exc: LegError) -> None:
         self.phase, self.error = exc.phase, exc.cause
+
+
+class EncoderLegRecord(msgspec.Struct, kw_only=True):
+    """One request to an E; times in seconds from the turn's arrival."""
+
+    id: str  # its X-Request-Id
+    worker: str  # the registry's name, "E1"
+    address: str
+    items: int
+    started_s: float
+    ended_s: float | None = None
+    error: str | None = None  # phase and cause
+
+
+class EncoderRecord(msgspec.Struct, kw_only=True):
+    """What became of a turn's images, sounds and videos."""
+
+    began_s: float
+    waited_s: float = 0.0  # for all encoders, in all attempts
+    items: list[str] = []  # "image: encoded": the kind of each, and an `ItemDecision`, at the last attempt
+    legs: list[EncoderLegRecord] = []  # of all attempts
+
+    @property
+    def decisions(self) -> list[str]:
+        return [item.partition(": ")[2] for item in self.items]
 
 
 class CellRecord(msgspec.Struct, kw_only=True):
@@ -86,6 +112,18 @@ class CandidatesRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     held: dict[str, dict[str, int]] = {}  # tokens of the prompt, by evidence and worker
 
 
+class ShadowRecord(msgspec.Struct, kw_only=True):
+    """What a picker would have done that only watches. The rest of its receipt is what was done."""
+
+    route: str
+    reason: str
+    decode: str
+    prefill: str
+    order: str = ""
+    predicted_ttft_s: float | None = None
+    predicted_tpot_s: float | None = None
+
+
 class Receipt(msgspec.Struct, kw_only=True):
     """One turn. Token counts named `estimated_...` are from before the turn; the others are the engine's."""
 
@@ -104,6 +142,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     forced: str = ""  # the route that the request itself asked for, with the admin key
     vetoes: list[str] = []
     mode: str = ""
+    order: str = ""  # in which the workers of a SPLIT are chosen: mode, prefill_first or decode_first
     decode: str = ""
     prefill: str = ""
     qps: float = 0.0
@@ -122,6 +161,8 @@ class Receipt(msgspec.Struct, kw_only=True):
     laws: str = ""  # the version that the decision went by
     ttft_error: float | None = None  # measured over predicted, less 1
     tpot_error: float | None = None
+    shadow: ShadowRecord | None = None  # None: this proxy decides itself
+    encoder: EncoderRecord | None = None  # None: no media, or no E in the fleet
     legs: list[LegRecord] = []
     handoff_missing: str | None = None  # why D got the plain prompt although P had answered
     status: int = 0
@@ -130,10 +171,19 @@ class Receipt(msgspec.Struct, kw_only=True):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+    counts_evidence: str = "usage"  # for these: usage in the answer, a sidecar's report, or estimate
     finish_reason: str | None = None
     ttft_s: float | None = None
     tpot_s: float | None = None
     ended_s: float | None = None
+
+    def note_encoders(self, record: EncoderRecord | None) -> None:
+        """Of one attempt."""
+        before = self.encoder
+        if record is not None and before is not None:
+            record.began_s, record.waited_s = before.began_s, before.waited_s + record.waited_s
+            record.legs = [*before.legs, *record.legs]
+        self.encoder = record or before
 
 
 class Receipts:

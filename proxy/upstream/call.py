@@ -16,7 +16,7 @@ from ..errors import LegError
 from ..failures import Cause, Phase
 from ..fleet.worker import Worker
 from .connection import WorkerConnection
-from .relayed_headers import RelayedHeaders
+from .relayed_headers import EndToEndHeaders, RelayedHeaders
 
 # Module names, as looking an enum's members up by name is slow.
 CONNECT, SENT, HEADERS, STREAM = Phase.CONNECT, Phase.SENT, Phase.HEADERS, Phase.STREAM
@@ -49,6 +49,10 @@ class Timeouts:
     connect_s: float
     first_s: float
     idle_s: float
+
+    def after(self, wait_s: float) -> Timeouts:
+        """The same, for an answer that begins up to so much later."""
+        return Timeouts(self.connect_s, self.first_s + wait_s, self.idle_s)
 
 
 _HEARD_SHARE = 1.4  # of a handoff's greatest age: the default of 20 s makes 28 s, and the lease lasts 30 s
@@ -175,7 +179,11 @@ class Answer:
         encoding = self._headers.get(b"content-encoding", b"").decode("latin-1")
         return "" if encoding == "identity" else encoding
 
-    def relayed(self, rules: RelayedHeaders) -> dict[str, str]:
+    def header(self, name: bytes) -> str:
+        """Empty where there is none; to be asked before `reached_the_client`. name: in lower case."""
+        return self._headers.get(name, b"").decode("latin-1")
+
+    def relayed(self, rules: RelayedHeaders | EndToEndHeaders) -> dict[str, str]:
         """What the client gets of the headers; to be asked before `reached_the_client`."""
         return rules.of(self._headers, self._call.worker_id)
 
@@ -190,6 +198,11 @@ class Answer:
         return self._headers.get(b"content-type", b"").startswith(b"text/event-stream")
 
     # -- its body
+
+    @property
+    def first_s(self) -> float:
+        """Its time limit for the first bytes of the body."""
+        return self._timeouts.first_s
 
     @property
     def whole_by_s(self) -> float:

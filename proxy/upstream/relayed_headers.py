@@ -41,6 +41,20 @@ class RelayedHeaders:
         return found
 
 
+class EndToEndHeaders:
+    """All but those of the connection to the worker, and of the body's framing."""
+
+    def of(self, headers: Mapping[bytes, bytes], address: str) -> dict[str, str]:
+        kept = ((name, value) for name, value in headers.items() if name not in HOP_BY_HOP)
+        return {name.decode("latin-1"): value.decode("latin-1") for name, value in kept}
+
+
+# RFC 9110, 7.6.1
+HOP_BY_HOP = frozenset(
+    b"connection keep-alive proxy-connection te trailer transfer-encoding upgrade content-length date".split()
+)
+
+
 def _may_pass(name: bytes, value: bytes, address: str) -> bool:
     if name in _NEVER_BYTES or name.startswith(_NEVER_BEGINS):
         return False

@@ -13,15 +13,17 @@ import signal
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 import aiohttp
 
 from ppd.proxy.connectors.nixl import Nixl
+from ppd.proxy.connectors.queries import query_of
 from ppd.proxy.discovery.heartbeat import VERSION, Heartbeat
-from ppd.proxy.fleet.worker import NO_EVENTS, EventSource, Load, Role
+from ppd.proxy.fleet.engine_metrics import metrics_path
+from ppd.proxy.fleet.worker import NO_EVENTS, EventSource, Load, Role, Worker
 from ppd.proxy.health.probe import EngineStatus, probe
 
 from ..fleet.process import EngineFailed, EngineProcess
@@ -73,6 +75,8 @@ class Identity:
     kv_events: EventSource = NO_EVENTS
     x: float | None = None
     profile: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+    has_sidecar: bool = False  # at `address`
     launch_id: str  # the incarnation, if the engine does not report its start time
 
 
@@ -93,10 +97,12 @@ def heartbeat_of(identity: Identity, status: EngineStatus, phase: AgentPhase) ->
         engine=identity.engine,
         engine_version=status.version,
         connector=identity.connector,
-        coordinates=identity.coordinates,
+        coordinates={**identity.coordinates, **status.coordinates},
         kv_events=identity.kv_events,
         x=identity.x,
         profile=identity.profile,
+        labels=identity.labels,
+        sidecar=identity.has_sidecar,
         incarnation=status.metrics.incarnation or identity.launch_id,
         running=load.running,
         waiting=load.waiting,
@@ -125,6 +131,14 @@ class Agent:
         self._announcer = announcer
         self._process = process
         self._base_url = base_url
+        self._query = query_of(
+            Worker(
+                role=identity.role,
+                address=identity.address,
+                connector=identity.connector,
+                coordinates=identity.coordinates,
+            )
+        )
         self._interval_s = interval_s
         self._drain_timeout_s = drain_timeout_s
         self._api_key = api_key
@@ -197,7 +211,14 @@ class Agent:
         await self._announce(AgentPhase.LEAVING)
 
     async def _probe(self, session: aiohttp.ClientSession) -> EngineStatus:
-        status = await probe(session, self._base_url, api_key=self._api_key, timeout_s=PROBE_S)
+        status = await probe(
+            session,
+            self._base_url,
+            api_key=self._api_key,
+            timeout_s=PROBE_S,
+            query=self._query,
+            metrics_path=metrics_path(self._identity.engine),
+        )
         if status.healthy and not status.scraped and self._last.healthy:
             # A busy engine may be late with its metrics; its last ones are better than none.
             models = status if status.models else self._last

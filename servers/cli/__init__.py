@@ -1,1 +1,1 @@
-"""The commands that run engines and fleets: `agent`, `up`, `demo`."""
+"""The commands that run engines and fleets: `agent`, `sidecar`, `up`, `demo`."""

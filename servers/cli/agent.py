@@ -16,7 +16,8 @@ import click
 import zmq.auth
 
 from ppd.proxy.connectors import CONNECTORS, usual_connector
-from ppd.proxy.discovery.heartbeat import check_address
+from ppd.proxy.connectors.nixl import KEPT_S, KEPT_USUALLY_S, READS_BACK
+from ppd.proxy.discovery.heartbeat import check_address, check_coordinates, check_labels, check_sidecar
 from ppd.proxy.errors import ConfigError, PPDError
 from ppd.proxy.fleet.worker import NO_EVENTS, EventSource, Role
 
@@ -24,8 +25,13 @@ from ..agent.agent import Agent, Identity, run_until_signal
 from ..agent.announcer import Announcer
 from ..fleet.ports import check_free
 from ..fleet.process import EngineProcess
+from ..sim.protocols import PROTOCOLS
+from ..sim.protocols.legs import Own
+from ..vllm.launch import CONNECTORS as VLLM_CONNECTORS
 from ..vllm.launch import WILDCARDS, Device, EngineSpec, Launch
 from ..vllm.launch import command as vllm_command
+
+_CONNECTORS = list(dict.fromkeys((*CONNECTORS, *PROTOCOLS)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,26 +58,35 @@ class AgentOptions:
     coordinates: tuple[str, ...]
     x: float | None
     profile: str
+    labels: tuple[str, ...]
+    sidecar: bool
     interval: float
     drain_timeout: float
     api_key: str
     curve_key: Path | None
     curve_server_key: Path | None
     log_path: Path
+    encoder_cache: str
     engine_args: tuple[str, ...]
 
 
 def launch_of(options: AgentOptions) -> Launch:
+    coordinates = _named(options.coordinates, "coordinate")
+    keeps_s = int(coordinates.get(KEPT_S, KEPT_USUALLY_S)) if READS_BACK in coordinates else 0
     if options.engine == "sim":
         argv = [sys.executable, "-m", "ppd.servers.sim", "--role", options.role, "--host", options.host]
         argv += ["--port", str(options.port), "--side-channel-port", str(options.side_channel_port)]
-        argv += ["--connector", "none"] if options.connector == "none" else []
+        argv += ["--connector", options.connector] if options.connector != "nixl" else []
+        argv += ["--engine-id", own_end(options).engine_id] if options.connector == "nixl_push" else []
+        argv += ["--bidirectional-kv-xfer", "--decoder-kv-blocks-ttl", str(keeps_s)] if keeps_s else []
         if options.kv_events_port:
             argv += ["--kv-events-endpoint", f"tcp://*:{options.kv_events_port}"]
             argv += (
                 ["--kv-events-replay-endpoint", f"tcp://*:{options.kv_replay_port}"] if options.kv_replay_port else []
             )
         return Launch((*argv, *(("--model", options.model) if options.model else ()), *options.engine_args))
+    if options.engine in ("sglang", "trtllm"):
+        raise ConfigError(f"engine = {options.engine!r}: must be attached to, with --attach", param="engine")
     if not options.model:
         raise ConfigError("model = '': must name the model that the engine serves", param="model")
     spec = EngineSpec(
@@ -84,6 +99,9 @@ def launch_of(options: AgentOptions) -> Launch:
         kv_replay_port=options.kv_replay_port or None,
         side_channel_port=options.side_channel_port,
         connector=options.connector,
+        encoder_cache=options.encoder_cache,
+        reads_back=READS_BACK in coordinates,
+        keeps_s=keeps_s or KEPT_USUALLY_S,
         device=options.device,
         gpus=_indices(options.gpus),
         tensor_parallel=options.tensor_parallel,
@@ -93,23 +111,50 @@ def launch_of(options: AgentOptions) -> Launch:
     return vllm_command(spec)
 
 
+def own_end(options: AgentOptions) -> Own:
+    """Of KV transfers, as a launched engine is told it or takes it from its own address."""
+    host = options.side_channel_host or options.advertise.rpartition(":")[0] or options.host
+    return Own(options.role, f"{options.host}:{options.port}", host, options.side_channel_port)
+
+
 def identity_of(options: AgentOptions, address: str) -> Identity:
     if not options.advertise and not options.attach and options.host in WILDCARDS:
         raise ConfigError(f"advertise: must be given when host is {options.host!r}: proxies connect to it")
-    pairs = [text.partition("=") for text in options.coordinates]
-    if not all(name and value for name, _, value in pairs):
-        raise ConfigError("coordinate: must be NAME=VALUE", param="coordinate")
+    if options.sidecar and not options.advertise:
+        raise ConfigError("sidecar: must be given with --advertise, which names the sidecar's address", param="sidecar")
+    coordinates = _named(options.coordinates, "coordinate")
+    protocol = PROTOCOLS.get(options.connector)
     return Identity(
         role=options.role,
         address=check_address(options.advertise or address, "advertise"),
-        engine=options.engine,
+        engine=options.engine if protocol is None or protocol.engine == "vllm" else protocol.engine,
         connector=options.connector,
-        coordinates={name: value for name, _, value in pairs},
+        coordinates=check_coordinates(_known_coordinates(options) | coordinates, options.connector),
         kv_events=_event_source(options, options.advertise or address),
         x=options.x,
         profile=options.profile,
+        labels=check_labels(_named(options.labels, "label")),
+        has_sidecar=check_sidecar(options.role, options.connector, has_one=options.sidecar),
         launch_id=uuid.uuid4().hex,
     )
+
+
+def _known_coordinates(options: AgentOptions) -> dict[str, str]:
+    """Those of an engine that is launched here, as its flags and its environment say."""
+    protocol = PROTOCOLS.get(options.connector)
+    if protocol is None or options.attach or (options.engine == "vllm" and options.connector not in VLLM_CONNECTORS):
+        return {}
+    known = protocol.coordinates(own_end(options))
+    if options.connector == "nixl_push" and options.tensor_parallel > 1:
+        known["tp_size"] = str(options.tensor_parallel)
+    return known
+
+
+def _named(texts: tuple[str, ...], flag: str) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    if not all(name and value for name, _, value in pairs):
+        raise ConfigError(f"{flag}: must be NAME=VALUE", param=flag)
+    return {name: value for name, _, value in pairs}
 
 
 def _event_source(options: AgentOptions, address: str) -> EventSource:
@@ -155,7 +200,13 @@ def address_of(url: str) -> str:
 @click.option("--role", type=click.Choice([role.value for role in Role]), required=True)
 @click.option("--proxy", "proxies", multiple=True, default=("127.0.0.1:30001",), show_default=True, help="repeatable")
 @click.option("--attach", default="", help="base URL of a running engine; default: launch one")
-@click.option("--engine", type=click.Choice(["sim", "vllm"]), default="vllm", show_default=True)
+@click.option(
+    "--engine",
+    type=click.Choice(["sim", "vllm", "sglang", "trtllm"]),
+    default="vllm",
+    show_default=True,
+    help="sglang, trtllm: attached",
+)
 @click.option("--model", default="", help="folder or name of the model to launch with")
 @click.option("--host", default="127.0.0.1", show_default=True, help="where the launched engine listens")
 @click.option("--port", type=click.IntRange(1, 65535), default=8100, show_default=True)
@@ -163,15 +214,32 @@ def address_of(url: str) -> str:
 @click.option("--side-channel-port", type=click.IntRange(1, 65535), default=5600, show_default=True, help="of NIXL")
 @click.option("--kv-events-port", type=click.IntRange(0, 65535), default=0, help="publish KV events; default: not")
 @click.option("--kv-replay-port", type=click.IntRange(0, 65535), default=0, help="publish missed ones again there")
+@click.option(
+    "--encoder-cache",
+    default="",
+    help="of a launched vLLM: a folder that encoders share with those who compute prompts, or redis; E needs it",
+)
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option("--gpus", default="", help="indices, such as 0,1; default: all")
 @click.option("--tensor-parallel", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--python", default=sys.executable, show_default="this one", help="the interpreter that has vLLM")
 @click.option("--advertise", default="", help="host:port at which proxies reach the engine; default: its own")
-@click.option("--connector", type=click.Choice(list(CONNECTORS)), default=None, show_default="nixl, of an R none")
-@click.option("--coordinate", "coordinates", multiple=True, help="NAME=VALUE that the connector needs; repeatable")
+@click.option(
+    "--connector",
+    type=click.Choice(_CONNECTORS),
+    default=None,
+    show_default="nixl, sglang or trtllm, of an R none",
+)
+@click.option(
+    "--coordinate",
+    "coordinates",
+    multiple=True,
+    help="NAME=VALUE that the connector needs, or an engine that is launched gets; repeatable",
+)
 @click.option("--x", type=click.FloatRange(0, 1), help="of a D: share of its sessions kept LOCAL, in mode fraction")
 @click.option("--profile", default="", help="name of the engine's profile, as proxies know it; default: theirs")
+@click.option("--label", "labels", multiple=True, help="NAME=VALUE by which mode profiles chooses; repeatable")
+@click.option("--sidecar", is_flag=True, help="of a D or R: --advertise names its sidecar, which asks P itself")
 @click.option("--interval", type=click.FloatRange(0.1), default=10.0, show_default=True, help="s between heartbeats")
 @click.option(
     "--drain-timeout", type=click.FloatRange(0), default=60.0, show_default=True, help="Seconds for its streams to end"
@@ -183,7 +251,7 @@ def address_of(url: str) -> str:
 @click.argument("engine_args", nargs=-1, type=click.UNPROCESSED)
 def command(role: str, connector: str | None, **flags: Any) -> None:
     """Announce one engine to the proxy. ENGINE_ARGS after -- go to the engine that is launched."""
-    options = AgentOptions(role=Role(role), connector=connector or usual_connector(role), **flags)
+    options = AgentOptions(role=Role(role), connector=connector or usual_connector(role, flags["engine"]), **flags)
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     try:
         for proxy in options.proxies:

@@ -13,8 +13,11 @@ import click
 
 COMMANDS = {
     "serve": ("ppd.proxy.cli.serve", "Run the proxy."),
+    "picker": ("ppd.proxy.cli.picker", "Run the proxy as Envoy's endpoint picker too."),
+    "envoy-config": ("ppd.proxy.cli.envoy_config", "Write Envoy's configuration for a picker."),
     "up": ("ppd.servers.cli.up", "Run a fleet on this machine: workers by role, and the proxy."),
     "agent": ("ppd.servers.cli.agent", "Announce one engine to the proxy; launch it, or attach to a running one."),
+    "sidecar": ("ppd.servers.cli.sidecar", "Stand before one engine behind a gateway: run the legs that headers name."),
     "sim": ("ppd.servers.sim.command", "Run one simulated engine."),
     "demo": ("ppd.servers.cli.demo", "Run a fleet and play a real conversation through it."),
     "table": ("ppd.proxy.cli.table", "Show and score decision tables."),

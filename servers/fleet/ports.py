@@ -10,8 +10,9 @@ from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
 
 HOST = "127.0.0.1"
-FIRST_PORT = {Role.PREFILL: 8100, Role.DECODE: 8200, Role.REPLICA: 8300}
+FIRST_PORT = {Role.PREFILL: 8100, Role.DECODE: 8200, Role.REPLICA: 8300, Role.ENCODE: 8400}
 FIRST_SIDE_CHANNEL = 5600
+FIRST_SIDECAR = 8500
 PORTS_A_FLEET = 50
 
 
@@ -25,8 +26,10 @@ def check_free(port: int, param: str, host: str = HOST) -> None:
         raise ConfigError(said, param=param) from exc
 
 
-def check_workers_free(workers: Mapping[Role, int], port_offset: int) -> None:
-    for port in worker_ports(workers):
+def check_workers_free(workers: Mapping[Role, int], port_offset: int, *, with_sidecars: bool = False) -> None:
+    """with_sidecars: one before each D and R too."""
+    sidecars = workers.get(Role.DECODE, 0) + workers.get(Role.REPLICA, 0) if with_sidecars else 0
+    for port in (*worker_ports(workers), *(FIRST_SIDECAR + index for index in range(sidecars))):
         if not is_free(port + port_offset):
             raise ConfigError(
                 f"port_offset = {port_offset}: must leave the workers free ports on {HOST} ({port + port_offset} is in "

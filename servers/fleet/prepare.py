@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ppd.proxy.errors import ConfigError
@@ -26,10 +27,22 @@ class Prepared:
     python: str = ""
     gpu_count: int = 0
     engine_args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)  # of the engine
 
 
-def prepare(engine: str, model: str, engine_args: tuple[str, ...], progress: Callable[[str], None]) -> Prepared:
-    """With GPUs the installed vLLM, else vLLM for CPUs with a tiny model; ConfigError names what is missing."""
+def prepare(
+    engine: str,
+    model: str,
+    engine_args: tuple[str, ...],
+    progress: Callable[[str], None],
+    *,
+    connector: str | None = None,
+    has_encoders: bool = False,
+) -> Prepared:
+    """With GPUs the installed vLLM, else vLLM for CPUs with a tiny model; ConfigError names what is missing.
+
+    has_encoders: the model must take images, as the tiny one then does.
+    """
     if engine == "sim":
         return Prepared(model=model, name=model or "sim", engine_args=engine_args)
     gpu_count = count_gpus()
@@ -45,15 +58,26 @@ def prepare(engine: str, model: str, engine_args: tuple[str, ...], progress: Cal
             engine_args=engine_args,
         )
     from ..vllm.cpu_install import ensure
+    from ..vllm.encoder_parts import ensure_parts
+    from ..vllm.mooncake_parts import ensure_mooncake, environment_of
+    from ..vllm.tiny_llava import ensure_llava
     from ..vllm.tiny_model import ensure_model
 
     environment = ensure(progress)
     python = str(environment.python)
+    env = environment_of(ensure_mooncake(environment, progress)) if connector == "mooncake" else {}
+    if has_encoders:
+        parts = str(ensure_parts(environment, progress))
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (env.get("PYTHONPATH"), parts)))
     if model:
-        return Prepared(model=model, name=model, python=python, engine_args=engine_args)
+        return Prepared(model=model, name=model, python=python, engine_args=engine_args, env=env)
     tiny = ("--served-model-name", TINY_NAME, *TINY_ARGS)
     return Prepared(
-        model=str(ensure_model(environment)), name=TINY_NAME, python=python, engine_args=(*tiny, *engine_args)
+        model=str(ensure_llava(environment) if has_encoders else ensure_model(environment)),
+        name=TINY_NAME,
+        python=python,
+        engine_args=(*tiny, *engine_args),
+        env=env,
     )
 
 

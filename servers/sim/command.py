@@ -56,7 +56,7 @@ def _costs(ctx: click.Context, _: click.Parameter, name: str | None) -> EnginePr
     help="How long its work takes and how much KV it holds, from an engine profile (tables/profiles/README.md); flags "
     "go before what it says.  [default: a built-in H100 with Llama-3.1-8B]",
 )
-@click.option("--role", type=click.Choice([role.value for role in Role]), default="R", help="P, D or R.")
+@click.option("--role", type=click.Choice([role.value for role in Role]), default="R", help="P, D, R or E.")
 @click.option(
     "--connector",
     type=click.Choice(CONNECTORS),
@@ -103,6 +103,19 @@ def _costs(ctx: click.Context, _: click.Parameter, name: str | None) -> EnginePr
 @click.option("--max-model-len", default=_DEFAULT.max_model_len, show_default=True, help="Tokens of context.")
 @click.option("--max-num-seqs", default=_DEFAULT.max_num_seqs, show_default=True, help="Requests in the batch.")
 @click.option("--max-num-batched-tokens", default=EngineProfile().max_batched_tokens, show_default=True)
+@click.option(
+    "--encoder-item-s",
+    default=_DEFAULT.encoder_item_s,
+    show_default=True,
+    help="How long an image, sound or video takes to encode.",
+)
+@click.option("--encoder-cache-items", default=_DEFAULT.encoder_cache_items, show_default=True, help="Embeddings kept.")
+@click.option(
+    "--encoder-metadata/--no-encoder-metadata",
+    default=_DEFAULT.encoder_metadata,
+    show_default=True,
+    help="Whether an E tells what may stand for an item in place of its data.",
+)
 @click.option("--side-channel-host", default="", show_default="--host", help="The name peers are given to pull from.")
 @click.option("--side-channel-port", default=0, show_default="a free one", help="Where peers pull KV.")
 @click.option("--kv-events-endpoint", default="", help="ZeroMQ endpoint, such as tcp://*:5557.")
@@ -123,6 +136,21 @@ def _costs(ctx: click.Context, _: click.Parameter, name: str | None) -> EnginePr
 )
 @click.option("--time-scale", default=1.0, show_default=True, help="1: as slow as its profile; 0: as fast as possible.")
 @click.option("--lease-s", default=_DEFAULT.lease_s, show_default=True, help="How long P keeps a finished prefill.")
+@click.option(
+    "--bidirectional-kv-xfer", is_flag=True, help="D keeps KV after its answers, and P reads it back, as on vLLM."
+)
+@click.option(
+    "--decoder-kv-blocks-ttl",
+    default=_DEFAULT.decoder_kv_blocks_ttl,
+    show_default=True,
+    help="Seconds for which D keeps KV so.",
+)
+@click.option(
+    "--meeting-timeout-s",
+    default=_DEFAULT.meeting_timeout_s,
+    show_default=True,
+    help="How long a leg waits for the other one that has its key.",
+)
 @click.option(
     "--kv-load-failure-policy",
     "load_failure_policy",

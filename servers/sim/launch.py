@@ -1,9 +1,10 @@
 """Assembles and runs one engine: its HTTP server, its side channel and its tasks.
 
 `api.requests` turns a body into a `Generation`. `engine.engine` gives its sequences to `core.scheduler`, which runs
-them in steps over the prefix cache (`core.block_pool`). `core.handoffs` pins the KV that P has finished until D has
-pulled it through `engine.side_channel`. `core.answer_text` makes the text from the KV that the engine really holds.
-`templates` write the prompt of a conversation.
+them in steps over the prefix cache (`core.block_pool`). `protocols` say what a request asks of KV transfers.
+`core.handoffs` pins the KV that P has finished until D has pulled it through `engine.side_channel`, once the two have
+met in P's `engine.meetings` if they go by a key. `core.answer_text` makes the text from the KV that the engine really
+holds. `templates` write the prompt of a conversation.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import zmq
 from aiohttp import web
 
 from ppd.proxy.errors import ConfigError
+from ppd.proxy.fleet.worker import Role
 
 from .api.server import create_app
 from .core.config import SimConfig
@@ -39,9 +41,10 @@ async def running_engine(
     """
     async with AsyncExitStack() as stack:
         # Shorter than the peers keep it, or a read would now and then meet the connection's end.
-        connector = aiohttp.TCPConnector(keepalive_timeout=_KEEP_ALIVE_S / 2)
+        # No limit: prompts that wait for their P hold a connection each.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S / 2)
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
-        peers = Peers(session, model=config.model, block_size=config.block_size, timeout_s=config.peer_timeout_s)
+        peers = Peers(session, config)
         events = None
         if config.kv_events_endpoint:
             events = _publisher(config)
@@ -49,16 +52,8 @@ async def running_engine(
             events.start()
         engine = SimEngine(config, peers, events=events, now=now, kill=kill)
         stack.push_async_callback(engine.close)
-        if config.transfers_kv:
-            side_channel = SideChannel(
-                engine_id=engine.engine_id,
-                model=config.model,
-                pool=engine.pool,
-                handoffs=engine.handoffs,
-                counters=engine.counters,
-                wake=engine.wake,
-                stalls=engine.stalls,
-            )
+        if config.transfers_kv or config.role is Role.ENCODE:
+            side_channel = SideChannel(engine)
             engine.side_listener = await _serve(stack, side_channel.app(), config, config.side_channel_port)
             engine.side_address = (config.side_channel_host or config.host, engine.side_listener.port)
         engine.listener = await _serve(stack, create_app(engine), config, config.port)

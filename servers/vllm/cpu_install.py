@@ -151,7 +151,7 @@ def install_vllm(folder: Path, progress: Progress) -> list[str]:
     excluded.write_text("".join(f'{name}; python_version < "3"\n' for name in EXCLUDED))  # a marker that never holds
 
     pip_install = [*uv, "pip", "install", "--python", str(folder / "bin" / "python")]
-    for link in find_links(os.environ, _pip_setting("global.find-links")):
+    for link in find_links(os.environ, pip_setting("global.find-links")):
         pip_install += ["--find-links", link]
     torch = torch_requirement(pip_install)
     run_step([*pip_install, "--override", str(excluded), *torch, *ENGINE, str(plugin)], progress)
@@ -160,6 +160,14 @@ def install_vllm(folder: Path, progress: Progress) -> list[str]:
     run_step([str(folder / "bin" / "python"), "-c", FIRST_USE], progress)
     progress("vLLM is installed")
     return [*torch, *ENGINE, *WITHOUT_DEPENDENCIES]
+
+
+def install_beside(environment: Environment, folder: Path, requirements: Sequence[str], progress: Progress) -> None:
+    """Installs into a folder that engines are given in PYTHONPATH, without what the requirements depend on."""
+    command = [*find_uv(), "pip", "install", "--no-deps", "--python", str(environment.python), "--target", str(folder)]
+    for link in find_links(os.environ, pip_setting("global.find-links")):
+        command += ["--find-links", link]
+    run_step([*command, *requirements], progress)
 
 
 def find_uv() -> list[str]:
@@ -182,7 +190,7 @@ def torch_requirement(pip_install: Sequence[str]) -> list[str]:
     return ["--torch-backend", "cpu", TORCH]
 
 
-def _pip_setting(key: str) -> str:
+def pip_setting(key: str) -> str:
     command = [sys.executable, "-m", "pip", "config", "get", key]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     return result.stdout if result.returncode == 0 else ""
@@ -193,11 +201,11 @@ def _installer_environment() -> dict[str, str]:
     return {"UV_HTTP_TIMEOUT": "300"} | os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
 
-def run_step(command: Sequence[str], progress: Progress) -> None:
-    """Passes the output on line by line; InstallError has the last lines if the step fails."""
+def run_step(command: Sequence[str], progress: Progress, *, folder: Path | None = None) -> None:
+    """Passes the output on line by line; InstallError has the last lines if the step fails. folder: where to run it."""
     tail: deque[str] = deque(maxlen=TAIL_LINES)
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=_installer_environment()
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=_installer_environment(), cwd=folder
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:

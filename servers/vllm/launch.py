@@ -1,15 +1,17 @@
 """The command line and environment of a vLLM server for each role, on GPUs and on CPUs. Nothing is started here.
 
-All have NIXL's pull connector, so that any of them may compute a prompt for another, unless they are told to have none.
-They recompute what they cannot load (`kv_load_failure_policy`), because the default answers 500 when the other is gone.
-Prefix caching is always on: LOCAL turns depend on it.
+All have NIXL's pull connector, so that any of them may compute a prompt for another, unless they are told to have
+another one or none. They recompute what they cannot load (`kv_load_failure_policy`), because the default answers 500
+when the other is gone. Prefix caching is always on: LOCAL turns depend on it. Encoders have neither: they run no
+language model, and give embeddings to the others by an encoder cache.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
@@ -18,6 +20,12 @@ TINY_NAME = "tiny"
 TINY_ARGS = ("--dtype", "float32", "--max-model-len", "16384", "--num-gpu-blocks-override", "1024")
 """`extra_args` for `tiny_model`: 32,768 tokens of KV in 96 MiB, and float32, so that rounding never makes two engines
 choose different tokens."""
+
+CONNECTORS = {"nixl": "NixlConnector", "nixl_push": "NixlPushConnector", "mooncake": "MooncakeConnector"}
+"""vLLM's classes, by the proxy's names; with any other connector, `extra_args` say which an engine has, if any."""
+
+REDIS = "redis"
+"""An `encoder_cache` of `servers/ec_redis`, which vLLM's environment must have; $PPD_EC_REDIS_URL says where it is."""
 
 Device = Literal["cuda", "cpu"]
 WILDCARDS = ("0.0.0.0", "::", "[::]", "*", "")
@@ -32,9 +40,13 @@ class EngineSpec:
     served_model_name: str = ""  # what clients ask for; empty: the same as `model`
     host: str = "127.0.0.1"  # where the HTTP server listens
     port: int = 8000
-    side_channel_host: str = ""  # where other engines reach NIXL's handshake; empty: `host`
+    side_channel_host: str = ""  # where other engines reach NIXL's handshake, or Mooncake's bootstrap; empty: `host`
     side_channel_port: int = 5600  # vLLM adds the data-parallel rank
-    connector: str = "nixl"  # any other: `extra_args` say which, or it has none
+    connector: str = "nixl"  # see `CONNECTORS`; of no use to an encoder
+    # A folder that encoders and those who compute prompts share, or `REDIS`; empty: there is no E.
+    encoder_cache: str = ""
+    reads_back: bool = False  # of NIXL's pull: D keeps what it has answered, and P reads it back
+    keeps_s: int = 480  # for how long D does
     device: Device = "cuda"
     gpus: tuple[int, ...] = ()  # indices of the GPUs it may use; empty: all
     tensor_parallel: int = 1
@@ -54,11 +66,23 @@ class EngineSpec:
             raise ConfigError(
                 f"tensor_parallel {self.tensor_parallel} needs as many gpus, got {self.gpus}", param="gpus"
             )
-        if self.connector == "nixl" and self.handshake_host in WILDCARDS:
+        if self.role is Role.ENCODE and not self.encoder_cache:
+            raise ConfigError(
+                f"encoder_cache = '': must be a folder that role E shares with the others, or {REDIS}",
+                param="encoder_cache",
+            )
+        if self.reads_back and self.connector != "nixl":
+            raise ConfigError(f"bidirectional_kv_xfer: {self.connector} has none, only nixl", param="coordinate")
+        if self.moves_kv and self.handshake_host in WILDCARDS:
             raise ConfigError(
                 f"side_channel_host must be given when host is {self.host!r}: other engines connect to it",
                 param="side_channel_host",
             )
+
+    @property
+    def moves_kv(self) -> bool:
+        """By a connector that is set here."""
+        return self.connector in CONNECTORS and self.role is not Role.ENCODE
 
     @property
     def handshake_host(self) -> str:
@@ -86,9 +110,12 @@ def command(spec: EngineSpec) -> Launch:
     argv += ["--served-model-name", spec.served_model_name or spec.model]
     argv += ["--host", spec.host, "--port", str(spec.port)]
     argv += ["--tensor-parallel-size", str(spec.tensor_parallel)]
-    argv += ["--enable-prefix-caching", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
-    if spec.connector == "nixl":
-        argv += ["--kv-transfer-config", json.dumps(kv_transfer_config(spec.role))]
+    argv += _ENCODER_ARGS if spec.role is Role.ENCODE else ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
+    argv += ["--disable-uvicorn-access-log"]
+    if spec.moves_kv:
+        argv += ["--kv-transfer-config", json.dumps(kv_transfer_config(spec))]
+    if spec.encoder_cache:
+        argv += ["--ec-transfer-config", json.dumps(ec_transfer_config(spec))]
     if spec.kv_events_port is not None:
         argv += ["--kv-events-config", json.dumps(kv_events_config(spec))]
     if spec.device == "cpu":
@@ -98,10 +125,41 @@ def command(spec: EngineSpec) -> Launch:
     return Launch((*argv, *spec.extra_args), environment(spec))
 
 
-def kv_transfer_config(role: Role) -> dict[str, str]:
-    """NIXL's pull does not ask for the role, but for what a request says; `kv_both` is deprecated since vLLM 0.23."""
-    kv_role = "kv_producer" if role is Role.PREFILL else "kv_consumer"
-    return {"kv_connector": "NixlConnector", "kv_role": kv_role, "kv_load_failure_policy": "recompute"}
+def kv_transfer_config(spec: EngineSpec) -> dict[str, Any]:
+    """NIXL's pull does not ask for the role, but for what a request says; `kv_both` is deprecated since vLLM 0.23.
+
+    In push mode D's leg names P's engine before P has answered, so P's id is pinned: it is the engine's address. D's is
+    new at each start, or P would take it for the one that was there before.
+    """
+    config: dict[str, Any] = {
+        "kv_connector": CONNECTORS[spec.connector],
+        "kv_role": "kv_producer" if spec.role is Role.PREFILL else "kv_consumer",
+        "kv_load_failure_policy": "recompute",
+    }
+    if spec.reads_back:
+        config["kv_connector_extra_config"] = {"bidirectional_kv_xfer": True, "decoder_kv_blocks_ttl": spec.keeps_s}
+    if spec.connector == "nixl_push":
+        config |= {"engine_id": spec.address} if spec.role is Role.PREFILL else {}
+        config |= {"kv_buffer_device": "cpu"} if spec.device == "cpu" else {}
+    elif spec.connector == "mooncake" and spec.device == "cpu":
+        config["kv_connector_extra_config"] = {"mooncake_protocol": "tcp"}
+    return config
+
+
+def ec_transfer_config(spec: EngineSpec) -> dict[str, Any]:
+    """Whoever computes a prompt may be given its media's embeddings: P, R, and D in LOCAL turns.
+
+    Over Redis an engine's name is its address, as each needs another one.
+    """
+    config: dict[str, Any] = {"ec_role": "ec_producer" if spec.role is Role.ENCODE else "ec_consumer"}
+    if spec.encoder_cache != REDIS:
+        shared = {"shared_storage_path": spec.encoder_cache}
+        return config | {"ec_connector": "ECExampleConnector", "ec_connector_extra_config": shared}
+    return config | {
+        "ec_connector": "RedisECConnector",
+        "ec_connector_module_path": "ppd_ec_redis.connector",
+        "ec_connector_extra_config": {"name": re.sub(r"[^A-Za-z0-9._:-]", "", spec.address)},
+    }
 
 
 def kv_events_config(spec: EngineSpec) -> dict[str, str | bool]:
@@ -118,7 +176,11 @@ def kv_events_config(spec: EngineSpec) -> dict[str, str | bool]:
 
 def environment(spec: EngineSpec) -> dict[str, str]:
     env: dict[str, str] = {}
-    if spec.connector == "nixl":
+    if not spec.moves_kv:
+        pass
+    elif spec.connector == "mooncake":
+        env["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = str(spec.side_channel_port)
+    else:
         env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = spec.handshake_host
         env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(spec.side_channel_port)
     if spec.device == "cuda":
@@ -134,6 +196,7 @@ def environment(spec: EngineSpec) -> dict[str, str]:
     return env
 
 
+_ENCODER_ARGS = ["--enforce-eager", "--no-enable-prefix-caching"]
 _CPU_ARGS = ["--enforce-eager", "--block-size", "32", "--max-num-seqs", "16"]  # blocks: multiples of 32 on CPUs
 _CPU_ENV = {
     "VLLM_NO_USAGE_STATS": "1",

@@ -18,7 +18,7 @@ import struct
 import sys
 import tempfile
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,9 @@ from .cpu_install import Environment
 
 SPECIAL = ("<|pad|>", "<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>")
 EMITTED = frozenset(b"\n") | frozenset(range(0x20, 0x7F))  # the bytes that an answer may hold
+
+
+Weight = tuple[str, tuple[int, ...], "array[float]"]  # name, dimensions, values by row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,8 +153,8 @@ def config(shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def tensors(shape: ModelShape) -> Iterator[tuple[str, int, int, array[float]]]:
-    """(name, rows, columns, values by row) of every weight; a vector has one row.
+def tensors(shape: ModelShape) -> Iterator[Weight]:
+    """All weights.
 
     Feature 0 is the same for every token and no layer writes to it, so it stays positive up to the output matrix,
     where it pushes the tokens that must not be emitted far below all others.
@@ -168,29 +171,25 @@ def tensors(shape: ModelShape) -> Iterator[tuple[str, int, int, array[float]]]:
     embedding = matrix(shape.vocabulary, shape.hidden)
     for token in range(shape.vocabulary):
         embedding[token * shape.hidden] = 1.0
-    yield "model.embed_tokens.weight", shape.vocabulary, shape.hidden, embedding
+    yield "model.embed_tokens.weight", (shape.vocabulary, shape.hidden), embedding
 
     ones = array("f", [1.0]) * shape.hidden
     queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
     for layer in range(shape.layers):
         name = f"model.layers.{layer}"
-        yield f"{name}.input_layernorm.weight", 1, shape.hidden, ones
-        yield f"{name}.post_attention_layernorm.weight", 1, shape.hidden, ones
+        yield f"{name}.input_layernorm.weight", (shape.hidden,), ones
+        yield f"{name}.post_attention_layernorm.weight", (shape.hidden,), ones
         for projection, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
             weights = matrix(rows, shape.hidden, shape.attention_spread)
-            yield f"{name}.self_attn.{projection}.weight", rows, shape.hidden, weights
+            yield f"{name}.self_attn.{projection}.weight", (rows, shape.hidden), weights
         output = without_feature_0(matrix(shape.hidden, queries, shape.attention_spread), queries)
-        yield f"{name}.self_attn.o_proj.weight", shape.hidden, queries, output
+        yield f"{name}.self_attn.o_proj.weight", (shape.hidden, queries), output
         for gate in ("gate_proj", "up_proj"):
-            yield (
-                f"{name}.mlp.{gate}.weight",
-                shape.intermediate,
-                shape.hidden,
-                matrix(shape.intermediate, shape.hidden),
-            )
+            inner = matrix(shape.intermediate, shape.hidden)
+            yield f"{name}.mlp.{gate}.weight", (shape.intermediate, shape.hidden), inner
         down = without_feature_0(matrix(shape.hidden, shape.intermediate), shape.intermediate)
-        yield f"{name}.mlp.down_proj.weight", shape.hidden, shape.intermediate, down
-    yield "model.norm.weight", 1, shape.hidden, ones
+        yield f"{name}.mlp.down_proj.weight", (shape.hidden, shape.intermediate), down
+    yield "model.norm.weight", (shape.hidden,), ones
 
     head = matrix(shape.vocabulary, shape.hidden)
     for token in range(shape.vocabulary):
@@ -199,21 +198,20 @@ def tensors(shape: ModelShape) -> Iterator[tuple[str, int, int, array[float]]]:
         if not emitted:
             head[row : row + shape.hidden] = array("f", bytes(4 * shape.hidden))
         head[row] = 0.0 if emitted else -1000.0
-    yield "lm_head.weight", shape.vocabulary, shape.hidden, head
+    yield "lm_head.weight", (shape.vocabulary, shape.hidden), head
 
 
-def safetensors(shape: ModelShape) -> bytes:
-    """The weights as one safetensors file: length of the header, JSON header, little-endian data."""
+def safetensors(weights: Iterable[Weight]) -> bytes:
+    """One file: length of the header, JSON header, little-endian data."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = bytearray()
-    for name, rows, columns, values in tensors(shape):
-        assert len(values) == math.prod((rows, columns))
+    for name, dimensions, values in weights:
+        assert len(values) == math.prod(dimensions)
         if sys.byteorder == "big":
             values.byteswap()
         start = len(data)
         data += values.tobytes()
-        dimensions = [columns] if rows == 1 else [rows, columns]
-        header[name] = {"dtype": "F32", "shape": dimensions, "data_offsets": [start, len(data)]}
+        header[name] = {"dtype": "F32", "shape": list(dimensions), "data_offsets": [start, len(data)]}
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
     return struct.pack("<Q", len(encoded)) + encoded + bytes(data)
@@ -230,18 +228,23 @@ def write_model(folder: Path, shape: ModelShape | None = None) -> None:
     }
     for name, document in documents.items():
         (folder / name).write_text(json.dumps(document, indent=1, ensure_ascii=False), encoding="utf-8")
-    (folder / "model.safetensors").write_bytes(safetensors(shape))
+    (folder / "model.safetensors").write_bytes(safetensors(tensors(shape)))
 
 
 def ensure_model(environment: Environment) -> Path:
-    """The model's folder beside the environment, written if it is not there; its name has a hash of this file."""
-    source = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:10]
-    folder = environment.folder.with_name(f"tiny-model-{source}")
+    """The model's folder beside the environment, written if it is not there."""
+    return ensure_written(environment, "tiny-model", [Path(__file__)], write_model)
+
+
+def ensure_written(environment: Environment, name: str, sources: Iterable[Path], write: Callable[[Path], None]) -> Path:
+    """A folder beside the environment, written if it is not there; its name has a hash of the files that decide."""
+    source = hashlib.sha256(b"".join(one.read_bytes() for one in sources)).hexdigest()[:10]
+    folder = environment.folder.with_name(f"{name}-{source}")
     if not folder.is_dir():
         environment.folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             unfinished = Path(scratch) / "model"
-            write_model(unfinished)
+            write(unfinished)
             try:
                 unfinished.rename(folder)
             except OSError:  # another caller has written the same files

@@ -15,8 +15,13 @@ from typing import Any
 import msgspec
 
 from ppd.proxy.config import SessionKey
+from ppd.proxy.connectors.leg import Handoff
+from ppd.proxy.connectors.nixl import handle_params
 from ppd.proxy.discovery.heartbeat import decode
 from ppd.proxy.errors import FormatError, RequestError
+from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.gateway.messages import ProcessingRequest
+from ppd.proxy.gateway.wire.frames import END_HEADERS, END_STREAM, PREFACE, FrameType, frame
 from ppd.proxy.openai.answer import AnswerObserver, AnswerSummary
 from ppd.proxy.openai.body_members import check_depth
 from ppd.proxy.openai.edits import Edits, edited_body
@@ -26,12 +31,14 @@ from ppd.proxy.openai.sse import EventSplitter, Fragment, event_data, with_data
 from ppd.proxy.openai.stream_relay import StreamRelay, broken_off
 from ppd.proxy.sessions.prefix_chain import PrefixEnd
 from ppd.proxy.sessions.tool_call_hash import CanonicalJson
+from tests.proxy.gateway.connections import call, echoed, fake_picker
 from tests.support.fake_connections import Answered, Pace, Served, answered, served
 from tests.support.requests import parse, parse_bytes
 
 ENDPOINTS = [*Endpoint]
+D = Worker(role=Role.DECODE, address="d:1")
 REQUESTS = {endpoint: parse(endpoint) for endpoint in Endpoint}
-EDITS = (Edits(), Edits(hide_usage=True, cached_tokens=4))
+EDITS = (Edits(), Edits(hide_usage=True, cached_tokens=4), Edits(hide_token_ids=True))
 
 
 def splitter(data: bytes) -> None:
@@ -50,7 +57,7 @@ def splitter(data: bytes) -> None:
 def relay(data: bytes) -> None:
     """Whatever the cuts, the same bytes, counts and key; a stream without its end says so."""
     kind, step, stream = int.from_bytes(data[:1]), data[1:2], data[2:]
-    endpoint, edits = ENDPOINTS[kind % 4], EDITS[kind // 4 % 2]
+    endpoint, edits = ENDPOINTS[kind % 4], EDITS[kind // 4 % 3]
     out, summary, key = relayed(endpoint, edits, [stream])
     assert (out, summary, key) == relayed(endpoint, edits, pieces(stream, step))
     assert summary.completed or summary.error is not None or out.endswith(broken_off(endpoint))
@@ -60,8 +67,10 @@ def relay(data: bytes) -> None:
 def answers(data: bytes) -> None:
     """A whole answer is read and edited, and what was JSON stays it."""
     endpoint, body = ENDPOINTS[int.from_bytes(data[:1]) % 4], data[1:]
-    observer = AnswerObserver(endpoint, ReplyKey(REQUESTS[endpoint]))
+    observer = AnswerObserver(endpoint, ReplyKey(REQUESTS[endpoint]), reads_handle=True)
     observer.observe_body(body)
+    if (told := observer.summary.handle) is not None:
+        handle_params(told.params, D, Handoff({}, 0, None))
     check_counts(observer.summary)
     for edits in EDITS:
         edited = edited_body(body, edits)
@@ -146,6 +155,33 @@ def workers(data: bytes) -> None:
     asyncio.run(all_ways())
 
 
+def http2(data: bytes) -> None:
+    """Whatever the cuts, the same frames back; and whatever a gateway tells the picker, nothing is left of it.
+
+    Of the first byte, the last bit chooses between the two, the next one sends the preface first, and the third
+    makes the rest messages of one call.
+    """
+    kind, step, stream = int.from_bytes(data[:1]), data[1:2], data[2:]
+    if kind & 4:
+        stream = call(1, *messages(stream))
+    if kind & 2:
+        stream = PREFACE + stream
+    if kind & 1:
+        fake_picker().serve(pieces(stream, step))
+    else:
+        assert echoed([stream]) == echoed(pieces(stream, step))
+
+
+def messages(data: bytes) -> list[bytes]:
+    """Each behind its length, of two bytes."""
+    found = []
+    while data:
+        end = 2 + int.from_bytes(data[:2])
+        found.append(data[2:end])
+        data = data[end:]
+    return found
+
+
 def pieces(data: bytes, step: bytes) -> list[bytes]:
     bounds = [*range(0, len(data), int.from_bytes(step) or 1), len(data)]
     return [data[start:end] for start, end in pairwise(bounds)]
@@ -158,7 +194,7 @@ def events(parts: list[bytes]) -> list[bytes]:
 def relayed(endpoint: Endpoint, edits: Edits, parts: list[bytes]) -> tuple[bytes, AnswerSummary, PrefixEnd | None]:
     """What the client gets, what was learned, and the key that the conversation would have."""
     reply = ReplyKey(REQUESTS[endpoint])
-    observer = AnswerObserver(endpoint, reply)
+    observer = AnswerObserver(endpoint, reply, reads_handle=edits.hide_token_ids)
     relay = StreamRelay(endpoint, edits, observer)
     out = b"".join([*(relay.feed(part) for part in parts), relay.finish()])
     return out, observer.summary, reply.key()
@@ -176,7 +212,7 @@ def depth_of(value: Any) -> int:
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
-    for target in (splitter, relay, answers, turns, nesting, arguments, frames, clients, workers)
+    for target in (splitter, relay, answers, turns, nesting, arguments, frames, clients, workers, http2)
 }
 
 
@@ -185,8 +221,45 @@ def _json(kind: int, value: object) -> bytes:
 
 
 _USAGE = {"prompt_tokens": 9, "completion_tokens": -1, "prompt_tokens_details": {"cached_tokens": 9}}
+_HANDLE = {"do_remote_decode": True, "do_remote_prefill": False, "remote_num_tokens": 1, "remote_block_ids": [[1]]}
 _USER = {"role": "user", "content": [{"type": "text", "text": "x"}]}
 _RESULT = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "x"}]}
+
+
+def _stage(stage: str, value: dict[str, object], **more: object) -> bytes:
+    request = ProcessingRequest(**{stage: value, **more})
+    return bytes(request.SerializeToString())
+
+
+def _headers(**values: str) -> dict[str, object]:
+    return {"headers": {"headers": [{"key": key, "raw_value": value.encode()} for key, value in values.items()]}}
+
+
+_BLOCK = b"\x83\x84\x86"  # of HPACK: POST, /, http
+_BODY = b'{"model":"m","messages":[{"role":"user","content":"x"}]}'
+_CHAT = _headers(**{":method": "POST", ":path": "/v1/chat/completions", "content-type": "application/json"})
+_TURN = [
+    _stage("request_headers", _CHAT),
+    _stage("request_body", {"body": _BODY, "end_of_stream": True}),
+    _stage("response_headers", _headers(**{":status": "200", "content-type": "text/event-stream"})),
+    _stage("response_body", {"body": b'data: {"choices":[]}\n\ndata: [DONE]\n\n', "end_of_stream": True}),
+]
+_PIECES = [
+    _stage("request_headers", _CHAT, protocol_config={"request_body_mode": 4, "response_body_mode": 4}),
+    _stage("request_body", {"body": _BODY[:9]}),
+    _stage("request_body", {"body": _BODY[9:]}),
+    _stage("request_trailers", {}),
+    _stage("response_headers", {**_headers(**{":status": "503"}), "end_of_stream": True}),
+]
+_OTHERS = [
+    _stage("request_headers", {**_headers(**{":method": "GET", ":path": "/v1/models"}), "end_of_stream": True}),
+    _stage("response_trailers", {}),
+]
+
+
+def _told(stages: list[bytes]) -> bytes:
+    return b"".join(len(each).to_bytes(2) + each for each in stages)
+
 
 SEEDS: dict[str, list[bytes]] = {
     "splitter": [b"\x04\x08data: a\n\ndata: b\r\n\r\n: c\r\r", b"\x02\x01\x02event: e\ndata: {}\n\n\n\ndata"],
@@ -194,6 +267,12 @@ SEEDS: dict[str, list[bytes]] = {
         b'\x00\x07data: {"id":"c","choices":[{"index":0,"delta":{"content":"x"}}]}\n\ndata: [DONE]\n\n',
         b'\x04\x07data: {"id":"c","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":1}}\n\n',
         b'\x00\x02data: {"choices":[{"index":0,"delta":{}}],"kv_transfer_params":{"a":1}}\n\ndata: [DONE]',
+        (
+            b'\x08\x07data: {"choices":[{"index":0,"delta":{"content":""}}],"prompt_token_ids":[1,2]}\n\n'
+            b'data: {"choices":[{"index":0,"delta":{"content":"x"},"token_ids":[3]}]}\n\n'
+            b'data: {"choices":[{"index":0,"delta":{"content":"y"},"token_ids":[4]}]}\n\n'
+            b'data: {"choices":[],"kv_transfer_params":{"remote_num_tokens":3}}\n\ndata: [DONE]\n\n'
+        ),
         b'\x02\x03event: error\ndata: {"type":"error","message":"m","code":"500"}\n\n',
         b'\x03\x09data: {"type":"message_start","message":{"id":"m","usage":{"input_tokens":9}}}\n\n',
         b'\x06\x01data: {"type":"response.completed","response":{"id":"r","usage":{"input_tokens":1}}}\n\n',
@@ -204,6 +283,7 @@ SEEDS: dict[str, list[bytes]] = {
         _json(2, {"id": "r", "status": "completed", "output": [{"type": "function_call", "arguments": "{}"}]}),
         _json(3, {"id": "m", "content": [{"type": "tool_use", "id": "t", "input": {"a": 1}}], "usage": _USAGE}),
         b'\x00{"choices":[{"\xff":0}],"prompt_token_ids":[1]}',
+        _json(0, {"choices": [{"token_ids": [3]}], "prompt_token_ids": [1], "kv_transfer_params": _HANDLE}),
     ],
     "turns": [
         _json(0, {"model": "m", "messages": [_USER], "n": 1, "tools": [], "max_tokens": 3}),
@@ -231,6 +311,23 @@ SEEDS: dict[str, list[bytes]] = {
         b"\x01\x40GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\nCONNECT a:1 HTTP/1.1\r\n\r\n",
         b"\x00\x09PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"\x01\x02GET / HTTP/1.1\r\n\r\nGET / HTTP/1.2\r\n\r\nGET /",
+    ],
+    "http2": [
+        b"\x00\x05" + PREFACE[:20],
+        b"\x02\x03"
+        + frame(FrameType.SETTINGS, 0, 0, bytes((0, 4, 0, 0, 0, 2)))
+        + frame(FrameType.HEADERS, END_HEADERS, 1, _BLOCK)
+        + frame(FrameType.DATA, END_STREAM, 1, b"body")
+        + frame(FrameType.WINDOW_UPDATE, 0, 1, bytes((0, 0, 0, 9)))
+        + frame(FrameType.GOAWAY, 0, 0, bytes(8)),
+        b"\x02\x07"
+        + frame(FrameType.HEADERS, 0x28, 1, b"\x01\x00\x00\x00\x00\x00" + _BLOCK[:2] + b"\x00")
+        + frame(FrameType.CONTINUATION, END_HEADERS, 1, _BLOCK[2:])
+        + frame(FrameType.PING, 0, 0, bytes(8))
+        + frame(FrameType.RST_STREAM, 0, 1, bytes(4)),
+        b"\x03\x40" + call(1, *_TURN) + frame(FrameType.DATA, END_STREAM, 1),
+        b"\x03\x00" + call(1, *_TURN[:2]) + call(3, *_PIECES) + frame(FrameType.RST_STREAM, 0, 1, bytes(4)),
+        *(b"\x07\x30" + _told(stages) for stages in (_TURN, _PIECES, _OTHERS)),
     ],
     "workers": [
         b"\x00\x07HTTP/1.1 200 OK\r\nContent-Type: a/b \r\nContent-Length: 2\r\n\r\n{}",

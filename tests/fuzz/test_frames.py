@@ -28,7 +28,14 @@ OURS: dict[str, Any] = {
 }
 PINGS: list[dict[str, Any]] = [
     {"type": "P", "http_address": "10.0.0.5:8100", "zmq_address": "10.0.0.5:21001"},
-    {"type": "D", "http_address": "h:1", "zmq_address": "x", "dp_size": 1, "tp_size": 8, "transfer_mode": "WRITE"},
+    {
+        "type": "D",
+        "http_address": "h:1",
+        "zmq_address": "host:h,handshake:1,notify:2",
+        "dp_size": 1,
+        "tp_size": 8,
+        "transfer_mode": "WRITE",
+    },
 ]
 FRAMES = [msgspec.msgpack.encode(message) for message in (OURS, *PINGS)]
 ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")

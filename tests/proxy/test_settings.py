@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
 
-from ppd.proxy.config import Lookup, Mode, build
+from ppd.proxy.config import Lookup, Mode, ProxyConfig, build
 from ppd.proxy.errors import ConfigError, PPDError
 from ppd.proxy.settings import ConfigSource, Settings, check_table
-from tests.support.decisions import D1
+from tests.support.decisions import BY_ROLES, D1, LLM_D_HEAD
 
 
 def settings(tmp_path: Path, text: str, **flags: object) -> tuple[Settings, Path]:
@@ -225,3 +226,49 @@ async def test_a_watched_file_is_read_again_when_it_changes(tmp_path: Path) -> N
         assert await asyncio.wait_for(said.get(), 20) is taken
         assert held.config.w_tpot == w_tpot
     watching.cancel()
+
+
+PROFILES = LLM_D_HEAD + BY_ROLES
+OWN_RULE = PROFILES.replace("prefix-based-pd-decider", "ppd-decider")
+
+
+def test_a_file_of_plugins_that_says_the_same_keeps_what_they_remember(tmp_path: Path) -> None:
+    plugins = tmp_path / "epp.yaml"
+    plugins.write_text(PROFILES)
+    held, file = settings(tmp_path, text := f'mode = "profiles"\nepp_config = "{plugins}"\n')
+    schedule = held.rules().schedule
+    assert schedule is not None
+    file.write_text(f"{text}w_ttft = 2\n")
+    assert held.reload()
+    assert held.rules().schedule is schedule
+    plugins.write_text(PROFILES.replace("100", "200"))
+    file.write_text(f"{text}w_ttft = 3\n")
+    assert held.reload()
+    assert held.rules().schedule not in (None, schedule)
+    held.change(mode=Mode.ALWAYS_LOCAL)
+    assert held.rules().schedule is None
+    plugins.write_text("kind: [")
+    file.write_text(f"{text}w_ttft = 4\n")
+    assert not held.reload()
+
+
+@pytest.mark.parametrize(
+    ("plugins", "named"),
+    [
+        (None, "epp_config: mode = 'profiles' goes by llm-d's plugins"),
+        ("kind: [", "must be YAML"),
+        (OWN_RULE.replace("nonCachedTokens: 100", "mode: slo"), "profile: mode"),
+    ],
+)
+def test_the_mode_of_profiles_needs_their_file_and_what_it_asks_for(
+    tmp_path: Path, plugins: str | None, named: str
+) -> None:
+    file = tmp_path / "epp.yaml"
+    file.write_text(plugins or "")
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        Settings(ProxyConfig(mode=Mode.PROFILES, epp_config=str(file) if plugins else ""))
+
+
+def test_a_decider_of_our_own_has_the_table(tmp_path: Path) -> None:
+    (file := tmp_path / "epp.yaml").write_text(OWN_RULE.replace("nonCachedTokens: 100", "mode: table"))
+    assert Settings(ProxyConfig(mode=Mode.PROFILES, epp_config=str(file))).rules().scored is not None

@@ -35,7 +35,7 @@ def has_work(view: WorkerView) -> bool:
     return any((view.inflight, view.decoding, view.context_tokens, view.reserved_tokens, *queued))
 
 
-CONNECTOR = {"P": "", "D": "", "R": ",connector=nixl"}
+CONNECTOR = {"P": "", "D": "", "R": ",connector=nixl", "E": ""}
 """What says that a static worker has NIXL, as all engines of tests have."""
 
 

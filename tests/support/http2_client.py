@@ -43,6 +43,10 @@ class Http2Client:
     def upload(self, stream: int, data: bytes, *, is_last: bool = False) -> None:
         self._connection.send_data(stream, data, end_stream=is_last)
 
+    def trail(self, stream: int, *trailers: tuple[str, str]) -> None:
+        """Ends a request by trailers."""
+        self._connection.send_headers(stream, list(trailers), end_stream=True)
+
     def reset(self, stream: int) -> None:
         self._connection.reset_stream(stream)
 
@@ -89,10 +93,13 @@ class Http2Client:
 
 
 @asynccontextmanager
-async def http2(port: int, tls: ssl.SSLContext) -> AsyncIterator[Http2Client]:
-    tls.set_alpn_protocols(["h2", "http/1.1"])
+async def http2(port: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[Http2Client]:
+    """tls: the client's; None: to a server that takes HTTP/2 without it."""
+    if tls is not None:
+        tls.set_alpn_protocols(["h2", "http/1.1"])
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
-    assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "h2"
+    if tls is not None:
+        assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "h2"
     try:
         yield Http2Client(reader, writer)
     finally:

@@ -55,7 +55,7 @@ class Chat:
     messages: list[dict[str, Any]] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
 
-    async def say(self, text: str, **body: Any) -> Turn:
+    async def say(self, text: str | list[dict[str, Any]], **body: Any) -> Turn:
         self.messages.append({"role": "user", "content": text})
         turn = await self.client.chat(self.messages, headers=self.headers, **body)
         if turn.status == 200:

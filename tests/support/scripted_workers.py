@@ -35,6 +35,15 @@ async def odd_worker(fleet: Any, handler: Handler, role: str = "D") -> AsyncIter
         yield
 
 
+async def stop_listening(listening: asyncio.Server) -> None:
+    """Closes the port. asyncio would lose a connection that it has accepted but not made, and warn of its socket."""
+    for accepting in listening.sockets:
+        asyncio.get_running_loop().remove_reader(accepting.fileno())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    listening.close()
+
+
 class MortalWorker:
     """Healthy, silent to whatever it is asked, and then dead: its port and its connections close."""
 

@@ -60,12 +60,16 @@ async def serving(folder: Path, workers: Sequence[str], processes: int, *flags: 
     argv = ["--port", str(port), "--processes", str(processes), "--heartbeat-port", "0", "--admin-key", ADMIN_KEY]
     argv += ["--data-plane", str(DEFAULTS["data_plane"])]
     argv += [part for worker in workers for part in ("--workers", worker)]
+    async with running(folder, port, processes, "serve", *argv, *flags) as program:
+        yield program
+
+
+@asynccontextmanager
+async def running(folder: Path, port: int, processes: int, *argv: str) -> AsyncIterator[Program]:
+    """The same of any command that serves a proxy on this port."""
     with (folder / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "ppd.servers", "serve", *argv, *flags),
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
+            *(sys.executable, "-m", "ppd.servers", *argv), stdout=log, stderr=log, start_new_session=True
         )
     try:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:

@@ -9,6 +9,7 @@ from ppd.proxy.laws.profile_file import ProfileFile, Status, Transfers
 from ppd.proxy.laws.step_time import EngineProfile
 from ppd.servers.sim.core.block_pool import BlockPool, Namespace
 from ppd.servers.sim.core.counters import Counters
+from ppd.servers.sim.core.embeddings import EmbeddingStore
 from ppd.servers.sim.core.handoffs import HandoffLedger, Transfer
 from ppd.servers.sim.core.scheduler import Output, Scheduler, Step
 from ppd.servers.sim.core.sequence import Finish, Sampling, Sequence
@@ -39,7 +40,9 @@ def profile_of(**changes: Any) -> ProfileFile:
 class Engine:
     """A scheduler with its collaborators, stepped by hand."""
 
-    def __init__(self, *, blocks: int = 64, size: int = 4, budget: int = 1000, seqs: int = 16) -> None:
+    def __init__(
+        self, *, blocks: int = 64, size: int = 4, budget: int = 1000, seqs: int = 16, encoder_item_s: float = 0.0
+    ) -> None:
         self.counters = Counters()
         self.pool = BlockPool(blocks, size)
         self.handoffs = HandoffLedger(self.pool, self.counters, lease_s=30, now=lambda: 0.0)
@@ -49,6 +52,8 @@ class Engine:
             self.counters,
             replace(PROFILE, max_batched_tokens=budget),
             max_num_seqs=seqs,
+            embeddings=EmbeddingStore(64),
+            encoder_item_s=encoder_item_s,
         )
         self.texts: dict[str, str] = {}
         self.finishes: dict[str, Finish] = {}

@@ -19,15 +19,14 @@ from ppd.proxy.fleet.worker import Load, Role
 from ppd.proxy.health.probe import probe
 from ppd.servers.fleet.process import EngineProcess
 from ppd.servers.vllm.cpu_install import ensure, unsupported_reason
-from ppd.servers.vllm.launch import TINY_NAME, EngineSpec, command, kv_transfer_config
+from ppd.servers.vllm.launch import TINY_NAME, EngineSpec, Launch, command
 from ppd.servers.vllm.tiny_model import ensure_model
 from tests.support.fleet import proxy_before
 from tests.support.proxy import ProxyClient
 
+KEEPS_S = 240
 START_S = 600.0  # three engines side by side on a loaded machine
-READS_BACK = json.dumps(
-    kv_transfer_config(Role.PREFILL) | {"kv_connector_extra_config": {"bidirectional_kv_xfer": True}}
-)
+READS_BACK = {Role.PREFILL, Role.REPLICA}  # R as a D: the D of these tests keeps nothing after its answers
 
 
 DESTRUCTIVE = ("test_abandoned", "test_canary", "test_expired", "test_killed")
@@ -95,6 +94,10 @@ class StreamClient(ProxyClient):
                 await asyncio.sleep(0.02)
 
 
+def with_env(launch: Launch, env: dict[str, str]) -> Launch:
+    return Launch(launch.argv, launch.env | env)
+
+
 @dataclass
 class VllmFleet(StreamClient):
     """The proxy, and engines by role."""
@@ -103,11 +106,12 @@ class VllmFleet(StreamClient):
     urls: dict[Role, str] = field(default_factory=dict)
     specs: dict[Role, EngineSpec] = field(default_factory=dict)
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    env: dict[str, str] = field(default_factory=dict)  # of the engines, beside their specs'
 
     async def start_again(self, role: Role) -> None:
         """Another process at the address of one that was killed; its cache is empty."""
         log_path = self.engines[role].log_path.with_name(f"{role}-again.log")
-        process = EngineProcess(command(self.specs[role]), log_path, name=role)
+        process = EngineProcess(with_env(command(self.specs[role]), self.env), log_path, name=role)
         self.engines[role] = await self.stack.enter_async_context(process)
         await process.wait_healthy(self.urls[role], timeout_s=START_S)
 
@@ -164,6 +168,9 @@ class Beside(StreamClient):
         return not busy and state.ledger.outstanding(state.now()) == 0
 
 
+ROLES = (Role.PREFILL, Role.DECODE, Role.REPLICA)
+
+
 @pytest.fixture(scope="session")
 def tiny_spec() -> Callable[[Role], EngineSpec]:
     """An engine of this role with the tiny model, on ports of its own."""
@@ -181,15 +188,13 @@ async def fleet(
     logs = tmp_path_factory.mktemp("engines")
     async with AsyncExitStack() as stack:
         engines, urls, specs = {}, {}, {}
-        for role in Role:
+        for role in ROLES:
             spec = tiny_spec(role)
-            if role is Role.PREFILL:
-                spec = replace(spec, extra_args=(*spec.extra_args, "--kv-transfer-config", READS_BACK))
-            specs[role] = spec
+            specs[role] = spec = replace(spec, reads_back=role in READS_BACK, keeps_s=KEEPS_S)
             urls[role] = f"http://{spec.address}"
             process = EngineProcess(command(spec), logs / f"{role}.log", name=role)
             engines[role] = await stack.enter_async_context(process)
-        await asyncio.gather(*(engines[role].wait_healthy(urls[role], timeout_s=START_S) for role in Role))
+        await asyncio.gather(*(engines[role].wait_healthy(urls[role], timeout_s=START_S) for role in ROLES))
         addresses = [(role, spec.address) for role, spec in specs.items()]
         async with proxy_before(addresses, limit_s=60, mode=Mode.ALWAYS_LOCAL) as running:
             yield VllmFleet(*running, TINY_NAME, engines, urls, specs, stack)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace as replace_costs
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
 from ppd.proxy.config import Mode
-from ppd.proxy.connectors import CONNECTORS
-from ppd.proxy.connectors.leg import Handoff, Pair
-from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.fleet.worker import Role
 from ppd.proxy.laws import profile_file
 from ppd.servers.vllm.launch import TINY_NAME
 from tests.support.fleet import crowded, proxy_before
@@ -68,46 +64,3 @@ async def test_a_session_moves_with_its_kv_and_says_what_one_engine_would(fleet:
     for number, turn in enumerate((first, second, third)):
         messages = chat.messages[: 2 * number + 1]
         assert turn.text == await fleet.straight(Role.PREFILL, messages, **salted(max_tokens=48))
-
-
-async def test_p_reads_history_back_from_d_where_it_is_asked_for_by_tokens(fleet: Any) -> None:
-    """READBACK on the wire, as docs/protocols.md says: the engine's own tokens prove what is asked of D."""
-    body = {"model": TINY_NAME, "temperature": 0, "max_tokens": 48, **salted()}
-    nixl, to_p = CONNECTORS["nixl"], {"max_tokens": 1, "ignore_eos": True}
-    engines = Pair(*(Worker(role=role, address=fleet.specs[role].address) for role in (Role.DECODE, Role.PREFILL)))
-
-    async def ask(role: Role, path: str, **changes: Any) -> tuple[bytes, dict[str, float]]:
-        """The answer, and what the engine counted meanwhile."""
-        before = await fleet.counters(role)
-        async with fleet.session.post(f"{fleet.urls[role]}{path}", json={**body, **changes}) as response:
-            answer = await response.read()
-            assert response.status == 200, answer
-        after = await fleet.counters(role)
-        return answer, {name: value - before.get(name, 0.0) for name, value in after.items()}
-
-    messages = [{"role": "user", "content": LONG}]
-    first = json.loads((await ask(Role.DECODE, "/v1/chat/completions", messages=messages))[0])
-    messages.append({"role": "assistant", "content": first["choices"][0]["message"]["content"]})
-    messages.append({"role": "user", "content": THREE[1]})
-    tokens = json.loads((await ask(Role.PREFILL, "/tokenize", messages=messages))[0])["tokens"]
-    held = first["usage"]["prompt_tokens"] // BLOCK * BLOCK
-    history = {"prompt": tokens[:held], "kv_transfer_params": {"do_remote_decode": True}, **to_p}
-    answer, on_d = await ask(Role.DECODE, "/v1/completions", **history)
-    assert on_d["local_cache_hit"] >= held - BLOCK, "D computes next to nothing"
-    handle = nixl.handoff(answer, engines)
-    assert isinstance(handle, Handoff)
-    turned = {**encodable(handle), "do_remote_decode": True, "do_remote_prefill": False}
-    answer, on_p = await ask(Role.PREFILL, "/v1/chat/completions", messages=messages, kv_transfer_params=turned, **to_p)
-    assert (on_p["external_kv_transfer"], on_p["local_compute"]) == (held, len(tokens) - held)
-    handoff = nixl.handoff(answer, engines)
-    assert isinstance(handoff, Handoff)
-    pulled = encodable(handoff)
-    answer, on_d = await ask(Role.DECODE, "/v1/chat/completions", messages=messages, kv_transfer_params=pulled)
-    assert on_d["external_kv_transfer"] + on_d["local_cache_hit"] >= len(tokens) - 1
-    text = json.loads(answer)["choices"][0]["message"]["content"]
-    assert text == await fleet.straight(Role.REPLICA, messages, **salted(max_tokens=48))
-
-
-def encodable(handoff: Handoff) -> dict[str, Any]:
-    params: dict[str, Any] = json.loads(msgspec.json.encode(handoff.params))
-    return params

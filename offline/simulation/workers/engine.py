@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from ppd.proxy.laws.step_time import EngineProfile, attention_pairs, step_time_s
 
 from ..timeline import Timeline
+from .encoder import Embeddings, PlacedItem
 from .kv_cache import Held, KvCache, Span, first_of, with_answer
 from .links import Work
 
@@ -38,6 +39,7 @@ class SimulatedSequence:
     keeps_kv: bool = False  # at its end the KV stays in use until `let_go`: a handoff
     failed: Callable[[], None] = lambda: None  # the engine was lost
     work: Work = field(default_factory=Work)
+    media: tuple[PlacedItem, ...] = ()  # of the prompt
     prompt_tokens: int = field(init=False)
     todo: int = field(init=False)  # tokens to compute before the next one can be sampled
     computed: int = 0  # of them
@@ -55,9 +57,20 @@ class SimulatedSequence:
 class Engine:
     """Owns its jobs from `arrive` or `add` until their `finished` or `failed`."""
 
-    def __init__(self, timeline: Timeline, profile: EngineProfile, cache: KvCache, *, max_num_seqs: int) -> None:
+    def __init__(
+        self,
+        timeline: Timeline,
+        profile: EngineProfile,
+        cache: KvCache,
+        *,
+        max_num_seqs: int,
+        encoder_item_s: float = 0.0,
+    ) -> None:
+        """encoder_item_s: what it takes to encode an item here."""
         self.profile = profile
         self.cache = cache
+        self.embeddings = Embeddings()
+        self._encoder_item_s = encoder_item_s
         self._timeline = timeline
         self._max_num_seqs = max_num_seqs
         self._arriving: dict[SimulatedSequence, None] = {}  # host work on their requests
@@ -166,11 +179,21 @@ class Engine:
     def _begin(self) -> None:
         self._chunks = self._schedule()
         if self._chunks:
-            self._wake(self._timeline.now_s + self._mixed_step_s())
+            encode_s = self._encoder_item_s * len(self.embeddings.missing(self._begun_items()))
+            self._wake(self._timeline.now_s + self._mixed_step_s() + encode_s)
         elif self._decoding:
             self._plan_jump(self._timeline.now_s, self._decoding[0][0] - self._tick)
         else:
             self._busy = False
+
+    def _begun_items(self) -> list[str]:
+        """Whose tokens the current step begins to compute."""
+        return [
+            placed.item.name
+            for job, tokens in self._chunks
+            for placed in job.media
+            if job.computed <= placed.at < job.computed + tokens
+        ]
 
     def _mixed_step_s(self) -> float:
         # A chunk of one token costs what a decoding sequence does. It is usually a prompt whose KV was pulled.
@@ -204,6 +227,7 @@ class Engine:
             self._preempt_youngest()
         self._tick += steps
         self._context += steps * len(self._decoding)
+        self.embeddings.add(self._begun_items())
         for job, tokens in self._chunks:
             job.computed += tokens
             job.work.computed_tokens += tokens

@@ -24,6 +24,7 @@ from ppd.servers.fleet.topology import Topology
 
 from ..setup import Setup
 from ..timeline import Timeline
+from .encoder import PlacedItem, SimulatedEncoder
 from .engine import Engine, SimulatedSequence
 from .kv_cache import KvCache, Span, first_of
 from .links import Move, Port, Work, transfer
@@ -59,6 +60,7 @@ class SimulatedLeg:
     reach_tokens: int = 0  # of the prompt's start, that it wants to have by that
     work: Work = field(default_factory=Work)
     failed: Callable[[], None] = lambda: None  # a worker was lost that computed it, or was to
+    media: tuple[PlacedItem, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +79,10 @@ class SimulatedFleet:
         self._topology = topology
         roles = ((Role.PREFILL, topology.prefills), (Role.DECODE, topology.decodes), (Role.REPLICA, topology.replicas))
         self.workers = [self._worker(role, number + 1) for role, count in roles for number in range(count)]
+        self.encoders = [
+            SimulatedEncoder(timeline, f"{Role.ENCODE}{number + 1}", setup.encoder_item_s)
+            for number in range(topology.encoders)
+        ]
         self.expired_handoffs = 0
         self.restarted: Callable[[SimulatedWorker], None] = lambda worker: None
 
@@ -108,7 +114,17 @@ class SimulatedFleet:
             worker.handoffs[handoff] = None
             handed_over(handoff)
 
-        job = SimulatedSequence(leg.prompt, (), 1, _nothing, finished, keeps_kv=True, work=leg.work, failed=leg.failed)
+        job = SimulatedSequence(
+            leg.prompt,
+            (),
+            1,
+            _nothing,
+            finished,
+            keeps_kv=True,
+            work=leg.work,
+            media=leg.media,
+            failed=leg.failed,
+        )
         self._compute(worker, leg, job, hands_over=True)
 
     def decode(self, worker: SimulatedWorker, leg: SimulatedLeg, handoff: FinishedPrefill) -> SimulatedSequence:
@@ -211,7 +227,13 @@ class SimulatedFleet:
         profile = self._setup.profile
         cache = KvCache(profile.kv_capacity_tokens, profile.block_size)
         costs = self._setup.costs(role, self._topology.name, name)
-        return Engine(self._timeline, costs, cache, max_num_seqs=profile.max_num_seqs)
+        return Engine(
+            self._timeline,
+            costs,
+            cache,
+            max_num_seqs=profile.max_num_seqs,
+            encoder_item_s=self._setup.encoder_item_s,
+        )
 
 
 def _answer(leg: SimulatedLeg, pull: Callable[[int], bool] | None = None) -> SimulatedSequence:
@@ -224,6 +246,7 @@ def _answer(leg: SimulatedLeg, pull: Callable[[int], bool] | None = None) -> Sim
         pull,
         failed=leg.failed,
         work=leg.work,
+        media=leg.media,
     )
 
 

@@ -15,6 +15,8 @@ from .conversation import follow_ups_hit_the_cache, handoff_works, nothing_is_lo
 from .fleet import (
     connectors_agree,
     connectors_are_known,
+    decodes_keep_prefixes,
+    encoders_have_consumers,
     models_are_shared,
     prefix_caching_is_on,
     versions_agree,
@@ -191,7 +193,9 @@ CHECKS: tuple[Check, ...] = (
     connectors_are_known,
     connectors_agree,
     models_are_shared,
+    encoders_have_consumers,
     prefix_caching_is_on,
+    decodes_keep_prefixes,
     turns_are_answered,
     prefill_computes,
     handoff_works,

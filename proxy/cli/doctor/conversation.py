@@ -54,7 +54,7 @@ def handoff_works(facts: Facts) -> Iterator[Finding]:
     conversation = _answered_conversation(facts)
     if conversation is None:
         return
-    splits = [(index, turn) for index, turn in enumerate(conversation.turns, 1) if turn.route == Route.SPLIT]
+    splits = [(index, turn) for index, turn in enumerate(conversation.turns, 1) if turn.prefill]
     if not splits:
         yield Finding(Level.SKIP, check, _no_split(facts, conversation))
     for index, turn in splits:
@@ -145,7 +145,7 @@ def _hits(turn: TurnFact, worker: str) -> int | None:
     grown = turn.grown(worker)
     if grown is not None and grown.local_hits is not None:
         return grown.local_hits
-    is_own = turn.route != Route.SPLIT or worker == turn.prefill
+    is_own = not turn.prefill or worker == turn.prefill
     return turn.cached_tokens if is_own else None
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from ...config import Mode
-from ...connectors import CONNECTORS, can_pair
-from ...connectors.p2p_nccl import ADDRESS
+from ...connectors import CONNECTORS, answers_alone, can_pair, missing_coordinates
 from ...connectors.prefill import engine_version
-from ...fleet.worker import Role
+from ...fleet.worker import PREFIX_CACHE, Role
 from ...health.probe import UNTRUSTED
 from .values import Facts, Finding, Level, WorkerFact
 
@@ -68,10 +67,11 @@ def ways_to_serve(facts: Facts) -> Iterator[Finding]:
     prefills, decodes = facts.serving(Role.PREFILL), facts.serving(Role.DECODE)
     replicas = facts.serving(Role.REPLICA)
     split = any(can_pair(p.worker, d.worker) for p in prefills for d in decodes)
-    ways = [way for way, is_there in (("SPLIT", split), ("LOCAL", decodes), ("REPLICA", replicas)) if is_there]
+    alone = any(answers_alone(fact.worker) for fact in decodes)
+    ways = [way for way, is_there in (("SPLIT", split), ("LOCAL", alone), ("REPLICA", replicas)) if is_there]
     can = f"turns can be {', '.join(ways)}"
     if not ways:
-        yield Finding(Level.FAIL, check, "no worker can answer", "Start a D beside the P, or an R.")
+        yield Finding(Level.FAIL, check, "no worker can answer", "Start a P and a D that can pair, or an R.")
     elif prefills and decodes and not split:
         remedy = "Give each P a D of the same connector, engine, version and model."
         yield Finding(Level.FAIL, check, f"no P can hand over to any D; {can}", remedy)
@@ -125,16 +125,16 @@ def connectors_are_known(facts: Facts) -> Iterator[Finding]:
     check = "connectors"
     for fact in _of(facts, Role.PREFILL, Role.DECODE):
         worker = fact.worker
+        if missing := missing_coordinates(worker):
+            said = f"{fact.name} takes no part in a SPLIT: it does not tell its {', '.join(missing)}"
+            remedy = f"Add {missing[0]}=... to the worker, or announce it by `ppd agent --coordinate`."
+            yield Finding(Level.FAIL, check, said, remedy)
         if worker.connector not in CONNECTORS:
             remedy = f"The proxy speaks {', '.join(CONNECTORS)}."
             yield Finding(Level.FAIL, check, f"{fact.name} uses {worker.connector!r}, which is not known", remedy)
-        elif worker.connector == "p2p_nccl":
-            if facts.config is not None and not worker.coordinates.get(ADDRESS):  # the admin API hides them
-                remedy = f"Add {ADDRESS}=host:port to the worker, or let its engine ping the proxy."
-                yield Finding(Level.FAIL, check, f"{fact.name} does not say where its KV transfer listens", remedy)
-            if (engine_version(worker.engine_version) or (0, 0)) >= P2P_NCCL_ENDED:
-                said = f"{fact.name} runs vLLM {worker.engine_version}, which has no p2p_nccl any more"
-                yield Finding(Level.FAIL, check, said, "Use nixl.")
+        elif worker.connector == "p2p_nccl" and (engine_version(worker.engine_version) or (0, 0)) >= P2P_NCCL_ENDED:
+            said = f"{fact.name} runs vLLM {worker.engine_version}, which has no p2p_nccl any more"
+            yield Finding(Level.FAIL, check, said, "Use nixl.")
 
 
 def models_are_shared(facts: Facts) -> Iterator[Finding]:
@@ -170,8 +170,9 @@ def prefix_caching_is_on(facts: Facts) -> Iterator[Finding]:
     check = "prefix caching"
     if not facts.workers:
         return
-    off = [fact for fact in facts.workers if fact.prefix_caching is False]
-    told = [fact for fact in facts.workers if fact.prefix_caching is not None]
+    computing = [fact for fact in facts.workers if fact.role is not Role.ENCODE]
+    off = [fact for fact in computing if fact.prefix_caching is False]
+    told = [fact for fact in computing if fact.prefix_caching is not None]
     remedy = "Start the engine without --no-enable-prefix-caching."
     for fact in off:
         level = Level.WARN if fact.role is Role.PREFILL else Level.FAIL
@@ -180,6 +181,35 @@ def prefix_caching_is_on(facts: Facts) -> Iterator[Finding]:
         yield Finding(Level.SKIP, check, "the metrics do not tell; only a conversation can show it")
     elif not off:
         yield Finding(Level.OK, check, f"on, say the metrics of {_names(told)}")
+
+
+def decodes_keep_prefixes(facts: Facts) -> Iterator[Finding]:
+    """Of engines other than vLLM, whose D may keep nothing for the next turn."""
+    check = "prefixes on D"
+    for fact in _of(facts, Role.DECODE):
+        if fact.worker.engine == "sglang" and not fact.worker.keeps_prefixes:
+            said = f"{fact.name} has no radix cache: each turn moves the whole context to it"
+            yield Finding(Level.WARN, check, said, "Start it with --disaggregation-decode-enable-radix-cache.")
+        elif fact.worker.engine == "trtllm" and PREFIX_CACHE not in fact.worker.coordinates:
+            said = f"{fact.name} does not tell whether it reuses blocks; if not, a LOCAL turn there is no gain"
+            remedy = "See that its kv_cache_config has enable_block_reuse: true; else say prefix_cache=false."
+            yield Finding(Level.SKIP, check, said, remedy)
+
+
+def encoders_have_consumers(facts: Facts) -> Iterator[Finding]:
+    """Embeddings are of a model, and only engines of one version are known to make the same ones."""
+    check = "encoders"
+    others = [fact for fact in facts.workers if fact.role is not Role.ENCODE]
+    for fact in _of(facts, Role.ENCODE):
+        models, version = set(fact.worker.models), fact.worker.engine_version
+        if models and all(other.worker.models for other in others) and not models & _models(others):
+            said = f"{fact.name} serves {', '.join(sorted(models))}, which no other worker does"
+            yield Finding(Level.FAIL, check, said, "Start it with the model and the --served-model-name of P, D and R.")
+        elif strange := {other.worker.engine_version for other in others} - {version, ""}:
+            said = f"{fact.name} runs {version or 'an unknown version'}, others {', '.join(sorted(strange))}"
+            yield Finding(Level.WARN, check, said, "Run one version, as engines load each other's embeddings.")
+        else:
+            yield Finding(Level.OK, check, f"{fact.name} encodes for {_names(others)}")
 
 
 def _of(facts: Facts, *roles: Role) -> tuple[WorkerFact, ...]:

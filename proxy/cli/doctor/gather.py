@@ -21,15 +21,18 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from ...config import ProxyConfig, build
+from ...connectors import CONNECTORS
+from ...connectors.queries import query_of
 from ...decision_table.score import Weights
 from ...decision_table.table import DecisionTable, find
 from ...discovery.heartbeat_listener import curve_keys
-from ...discovery.static_workers import static_workers
 from ...errors import ConfigError, PPDError
+from ...fleet.engine_metrics import metrics_path
 from ...fleet.worker import Role, Worker
 from ...health.probe import EngineStatus, probe, reason_of
 from ...plane import IS_BUILT
 from ...runtime.tls import worker_tls
+from ...settings import workers_of
 from ..table_view import CellCounts
 from .values import ConfigFact, DataPlaneFact, EngineCounts, Facts, LawsFact, PortFact, ProxyFact, WorkerFact
 
@@ -97,7 +100,7 @@ class ProxyClient:
 async def facts_of_config(session: aiohttp.ClientSession, path: Path, flags: Mapping[str, object]) -> Facts:
     try:
         config = build(path, flags)
-        named, tls = _named(static_workers(config)), worker_tls(config).context
+        named, tls = _named(workers_of(config)), worker_tls(config).context
     except PPDError as exc:
         return Facts(config_error=str(exc))
     workers = await look_at(session, named, api_key=config.worker_api_key, tls=tls)
@@ -208,6 +211,7 @@ class _Listed(msgspec.Struct):
     engine: str
     engine_version: str
     connector: str
+    missing_coordinates: tuple[str, ...] = ()  # as of an older proxy
 
 
 class _Workers(msgspec.Struct):
@@ -258,10 +262,17 @@ def _listed(admin: Said) -> list[WorkerFact] | None:
                 engine=entry.engine,
                 engine_version=entry.engine_version,
                 connector=entry.connector,
+                coordinates=_told_coordinates(entry),
             ),
         )
         for entry in listed
     ]
+
+
+def _told_coordinates(entry: _Listed) -> dict[str, str]:
+    """Those that are not said to be missing; the admin API hides their values."""
+    known = CONNECTORS[entry.connector].coordinates if entry.connector in CONNECTORS else ()
+    return {name: "" for name in known if name not in entry.missing_coordinates}
 
 
 # -- workers, as seen from here
@@ -276,7 +287,9 @@ async def look_at(
 async def _look(
     session: aiohttp.ClientSession, fact: WorkerFact, api_key: str, tls: ssl.SSLContext | None
 ) -> WorkerFact:
-    status = await probe(session, fact.worker.base_url, api_key=api_key, tls=tls)
+    worker = fact.worker
+    asked, metrics = query_of(worker), metrics_path(worker.engine)
+    status = await probe(session, worker.base_url, api_key=api_key, tls=tls, query=asked, metrics_path=metrics)
     if status.healthy:
         return seen(fact, status)
     answers = await _answers(session, fact.worker.base_url, tls)
@@ -301,6 +314,7 @@ def seen(fact: WorkerFact, status: EngineStatus) -> WorkerFact:
             worker,
             models=status.models or worker.models,
             engine_version=status.version or worker.engine_version,
+            coordinates={**worker.coordinates, **status.coordinates},
         ),
         reachable=True,
         healthy=True,

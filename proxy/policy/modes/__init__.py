@@ -14,12 +14,13 @@ from ..decision import Preference, Rules, Turn
 from .fixed import always_local, always_split, fraction
 from .placed import by_free_kv, by_hash
 from .predicted import least_ttft, lmetric, slack, weights
+from .profiles import by_profiles
 from .slo import slo
 from .table import by_table
 from .thresholds import conditional, isl_bounding, isl_or_load, prefill_load, prefix_threshold
 
 Strategy = Callable[[Turn, Candidates, Rules], Preference]
-"""ValueError never, whatever it is given; there is a D among the candidates."""
+"""ValueError never, whatever it is given; there is a D among the candidates, or in a mode of `PLACING` an R."""
 
 STRATEGIES: Mapping[Mode, Strategy] = {
     Mode.TABLE: by_table,
@@ -39,12 +40,13 @@ STRATEGIES: Mapping[Mode, Strategy] = {
     Mode.LEAST_TTFT: least_ttft,
     Mode.LMETRIC: lmetric,
     Mode.SLACK: slack,
+    Mode.PROFILES: by_profiles,
 }
 
 PREDICTING = frozenset({Mode.SLO, Mode.WEIGHTS, Mode.LEAST_TTFT, Mode.LMETRIC, Mode.SLACK})
 """Those that judge each way to serve a turn by the laws."""
 
-PLACING = PREDICTING | {Mode.SESSION_HASH, Mode.FREE_KV}
+PLACING = PREDICTING | {Mode.SESSION_HASH, Mode.FREE_KV, Mode.PROFILES}
 """Those that choose the workers too, replicas among them."""
 
 __all__ = ["PLACING", "PREDICTING", "STRATEGIES", "Strategy"]

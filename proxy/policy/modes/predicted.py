@@ -36,7 +36,7 @@ def lmetric(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
 
 def _product(turn: Turn, way: Way, rules: Rules) -> Terms:
     at = way.computing
-    new = turn.prompt_tokens - turn.held_by(at.view) - way.work.fetched_tokens
+    new = turn.prompt_tokens - way.held(turn) - way.work.fetched_tokens
     return {"product": (at.view.queued_prefill_tokens + new) * (way.decode.sequences + 1)}
 
 

@@ -126,5 +126,5 @@ def _evicted(turn: Turn, way: Way, rules: Rules) -> float:
         written += GROWTH * prompt
     lost = returns.lost(decode.id, turn.model, written, now_s)
     if prefill is not None:
-        lost += returns.lost(prefill.view.id, turn.model, prompt - turn.held_by(prefill.view), now_s)
+        lost += returns.lost(prefill.view.id, turn.model, prompt - way.held(turn), now_s)
     return lost

@@ -67,7 +67,7 @@ def _split(reason: str) -> Preference:
 
 
 def _target(turn: Turn, candidates: Candidates) -> WorkerView:
-    decode = pick_decode(turn, candidates.decodes, candidates.slow_start)
+    decode = candidates.first or pick_decode(turn, candidates.decodes, candidates.slow_start)
     assert decode is not None, "`decide` saw a D"
     return decode
 

@@ -38,6 +38,12 @@ class _OpenAI:
             chunk["usage"] = reply.usage()
         return chunk
 
+    def delta_chunk(self, reply: Reply, choice: dict[str, Any], delta: Delta) -> dict[str, Any]:
+        """The last one of a D names what it keeps, as on vLLM since 0.33."""
+        params = delta.transfer_params
+        named = {"kv_transfer_params": params} if params and params.get("do_remote_decode") else {}
+        return self.chunk(reply, [choice]) | named
+
     def closing(self, reply: Reply) -> Iterable[bytes]:
         if reply.generation.include_usage:
             yield data_event(self.frame(reply, self.chunk_object, []) | {"usage": reply.usage()})
@@ -56,7 +62,7 @@ class ChatCompletions(_OpenAI):
     chunk_object = "chat.completion.chunk"
 
     def read(self, body: JsonBody, config: SimConfig) -> Generation:
-        prompt = transferred_prompt(body) or chat_prompt(body, config)
+        prompt = transferred_prompt(body, config) or chat_prompt(body, config)
         return _chat_generation(body, config, (prompt,))
 
     def whole(self, reply: Reply) -> dict[str, Any]:
@@ -87,7 +93,7 @@ class ChatCompletions(_OpenAI):
             "finish_reason": reply.finish_reason(delta.choice),
             **ending(reply, delta),
         }
-        yield data_event(self.chunk(reply, [choice]))
+        yield data_event(self.delta_chunk(reply, choice, delta))
 
     def _choice(self, reply: Reply, at: int) -> dict[str, Any]:
         choice, calls = reply.choices[at], []
@@ -156,7 +162,9 @@ class Completions(_OpenAI):
             "finish_reason": delta.finish,
             **ending(reply, delta),
         }
-        yield data_event(self.chunk(reply, [choice]))
+        if reply.generation.return_token_ids and len(reply.choices[delta.choice].token_ids) == 1:
+            choice["prompt_token_ids"] = list(reply.generation.prompts[delta.choice // reply.generation.choices])
+        yield data_event(self.delta_chunk(reply, choice, delta))
 
     def _choice(self, reply: Reply, at: int, choice: Choice) -> dict[str, Any]:
         with_ids = reply.generation.return_token_ids
@@ -219,14 +227,20 @@ def ending(reply: Reply, delta: Delta) -> dict[str, Any]:
     return fields
 
 
-def transferred_prompt(body: JsonBody) -> tuple[int, ...] | None:
-    """P's token ids in kv_transfer_params, used instead of rendering the messages again (vLLM 0.32)."""
-    params = body.mapping("kv_transfer_params") or {}
-    if params.get("prompt_token_ids") is None:
+def transferred_prompt(body: JsonBody, config: SimConfig) -> tuple[int, ...] | None:
+    """P's token ids, used instead of rendering the messages again.
+
+    On vLLM 0.32 they are in kv_transfer_params, on TensorRT-LLM beside the messages.
+    """
+    is_trtllm = config.connector == "trtllm"
+    params = body if is_trtllm else JsonBody(body.mapping("kv_transfer_params") or {})
+    if params.raw("prompt_token_ids") is None:
         return None
-    tokens = JsonBody(params).token_ids("prompt_token_ids")
+    tokens = params.token_ids("prompt_token_ids")
     if not tokens:
-        raise BadRequest("prompt_token_ids must not be empty.", "kv_transfer_params")
+        raise BadRequest(
+            "prompt_token_ids must not be empty.", "prompt_token_ids" if is_trtllm else "kv_transfer_params"
+        )
     return tokens
 
 

@@ -81,10 +81,17 @@ class InjectedFault:
         if self._order is not None and self._order.kind is FaultKind.ERROR:
             raise OrderedError(self._order.status)
 
+    def spoil(self, payload: dict[str, Any]) -> None:
+        """P's handoff in an answer as vLLM writes it."""
+        if self._order is None or self._order.kind is not FaultKind.HANDOFF:
+            return
+        if not (member := self._order.member):
+            del payload["kv_transfer_params"]
+        elif (params := payload["kv_transfer_params"]) is not None:
+            params.pop(member, None)
+
     async def whole(self, payload: dict[str, Any]) -> web.StreamResponse:
         order = self._order
-        if order is not None and order.kind is FaultKind.HANDOFF:
-            _spoil_handoff(payload, order.member)
         body = msgspec.json.encode(payload)
         if order is not None and order.kind is FaultKind.BODY:
             body = order.body.encode()
@@ -118,13 +125,6 @@ class InjectedFault:
             self._engine.kill()
         _drop(self._request, order.kind)
         raise Ended
-
-
-def _spoil_handoff(payload: dict[str, Any], member: str) -> None:
-    if not member:
-        del payload["kv_transfer_params"]
-    elif (params := payload["kv_transfer_params"]) is not None:
-        params.pop(member, None)
 
 
 def _drop(request: web.Request, kind: FaultKind) -> None:

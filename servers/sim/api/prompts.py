@@ -7,14 +7,11 @@ from typing import Any
 from ..core.config import SimConfig
 from ..core.errors import BadRequest
 from ..core.reasoning import Thoughts
-from ..templates.conversation import Call, Conversation, Media, Message, Part, Result, json_text
+from ..templates.conversation import MEDIA_PARTS, Call, Conversation, Media, Message, Part, Result, media_of
 from ..templates.template import render, thoughts_of
 from .requests import JsonBody
 
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-_MEDIA_PARTS = frozenset(
-    {"image_url", "input_image", "image", "image_embeds", "input_audio", "audio_url", "video_url", "file", "document"}
-)
 _DEFAULT = SimConfig()
 
 
@@ -140,9 +137,8 @@ def _part(part: Any) -> Part | None:
         if not isinstance(text, str):
             raise BadRequest(f"A content part of type {kind} needs its text.", "messages")
         return text
-    if kind in _MEDIA_PARTS:
-        content = part.get(kind) or part.get("source") or part.get("image_url")
-        return Media(json_text(content, is_sorted=True).encode())
+    if kind in MEDIA_PARTS:
+        return media_of(part)
     if kind == "tool_use":
         return Call(part.get("name"), part.get("input"))
     if kind == "tool_result":

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import msgspec
+from aiohttp import web
 
 from ..core.config import SimConfig
 from ..core.errors import SimError
@@ -175,3 +176,10 @@ def openai_error(error: SimError) -> dict[str, Any]:
     return {
         "error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.status},
     }
+
+
+def json_response(
+    payload: dict[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    body = msgspec.json.encode(payload)
+    return web.Response(body=body, status=status, content_type="application/json", headers=headers)

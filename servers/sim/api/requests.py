@@ -40,6 +40,10 @@ class JsonBody:
     def with_members(self, **members: Any) -> JsonBody:
         return JsonBody(self._fields | members)
 
+    @property
+    def members(self) -> Mapping[str, Any]:
+        return self._fields
+
     def raw(self, name: str) -> Any:
         return self._fields.get(name)
 
@@ -124,7 +128,6 @@ def read_generation(
         prompts=prompts,
         choices=choices,
         sampling=_sampling(body, _limit(config, prompts, asked[0] if asked else None, default_limit), stop),
-        transfer_params=body.mapping("kv_transfer_params"),
         stream=stream,
         include_reasoning=body.raw("include_reasoning") is None or body.flag("include_reasoning"),
         reasoning_field=config.reasoning_field if config.reasoning else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -12,24 +12,30 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from ppd.proxy.fleet.worker import Role
+from ppd.proxy.laws.step_time import request_time_s
+
 from ..core.config import SimConfig
-from ..core.errors import BadRequest, SimError
-from ..core.fault_orders import FaultKind, FaultPhase, Faults, Order, leg_of
+from ..core.errors import BadRequest, SimError, UnknownName
+from ..core.fault_orders import FaultKind, FaultLeg, FaultPhase, Faults, Order
+from ..core.handoffs import Transfer
 from ..core.tokens import decode
+from ..encoding.media_parts import embeddings_given, media_inputs
 from ..engine.deltas import DeltaStream
 from ..engine.engine import Received, SimEngine
 from ..engine.metrics import CONTENT_TYPE
+from ..protocols.legs import Leg
 from . import pooling
 from .completions import BatchChatCompletions, ChatCompletions, Completions, read_prompts
+from .engine_apis import APIS
 from .fault_injection import Ended, InjectedFault
 from .messages import Messages
 from .prompts import chat_prompt, messages_prompt
-from .reply import Dialect, Reply, openai_error
+from .reply import Dialect, Reply, json_response, openai_error
 from .requests import JsonBody, served_model, session_id
 from .response_store import ResponseStore
 from .responses import Responses
 
-VERSION = "0.33.0"  # the vLLM release whose wire format this follows
 _MAX_BODY_BYTES = 256 * 1024**2
 _GUARDED = ("/v1", "/v2", "/inference", "/cohere")  # the only paths that vLLM's API key protects
 
@@ -43,34 +49,28 @@ def create_app(engine: SimEngine) -> web.Application:
     app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[server.guard, server.answer_errors])
     get, post = app.router.add_get, app.router.add_post
     post("/v1/chat/completions", server.generates(ChatCompletions()))
-    post("/v1/chat/completions/batch", server.generates(BatchChatCompletions()))
     post("/v1/completions", server.generates(Completions()))
     post("/v1/responses", server.generates(Responses(server.responses)))
     get("/v1/responses/{id}", server.read_response)
     post("/v1/responses/{id}/cancel", server.cancel_response)
     post("/v1/messages", server.generates(Messages()))
     post("/v1/messages/count_tokens", server.count_tokens)
-    post("/v2/embed", server.pools(pooling.embed))
     post("/v1/embeddings", server.pools(pooling.embeddings))
-    post("/pooling", server.pools(pooling.pooling))
     post("/classify", server.pools(pooling.classify))
     for path in ("/score", "/v1/score"):
         post(path, server.pools(pooling.score))
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
         post(path, server.pools(pooling.rerank))
-    post("/v1/audio/transcriptions", server.transcribe)
     post("/tokenize", server.tokenize)
     post("/detokenize", server.detokenize)
     get("/v1/models", server.models)
-    get("/version", server.version)
-    get("/load", server.load)
-    get("/metrics", server.metrics)
+    get(server.api.metrics, server.metrics)
     get("/health", server.health)
-    get("/ping", server.health)
-    post("/ping", server.health)
-    get("/kv_event_sources", server.kv_event_sources)
-    if engine.config.dev_mode:
-        post("/reset_prefix_cache", server.reset_prefix_cache)
+    if engine.protocol.engine == "vllm":
+        post("/v1/chat/completions/batch", server.generates(BatchChatCompletions()))
+        post("/v2/embed", server.pools(pooling.embed))
+        post("/pooling", server.pools(pooling.pooling))
+    server.api.add_routes(app)
     if engine.config.allow_faults:
         post("/faults", server.set_faults)
     return app
@@ -82,6 +82,7 @@ class _Server:
     def __init__(self, engine: SimEngine) -> None:
         self._engine = engine
         self._config = engine.config
+        self.api = APIS[engine.protocol.engine](engine)
         self.responses = ResponseStore(is_on=engine.config.stores_responses)
 
     @web.middleware
@@ -90,7 +91,7 @@ class _Server:
         if key and request.path.startswith(_GUARDED):
             given = request.headers.get("Authorization", "").encode()
             if not hmac.compare_digest(given, f"Bearer {key}".encode()):
-                return _json({"error": "Unauthorized"}, status=401)
+                return json_response({"error": "Unauthorized"}, status=401)
         return await handler(request)
 
     @web.middleware
@@ -98,42 +99,44 @@ class _Server:
         try:
             return await handler(request)
         except SimError as error:
-            return _json(openai_error(error), status=error.status)
+            return json_response(self.api.error(openai_error(error)), status=error.status)
         except web.HTTPException as error:
-            return _json({"detail": error.reason}, status=error.status)
+            return json_response(self.api.error({"detail": error.reason}), status=error.status)
 
     def generates(self, dialect: Dialect) -> _Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             raw = await request.read()
             self._engine.received.append(Received(request.path, request.headers, raw))
-            order = _FATAL if self._is_fatal(raw) else self._engine.faults.take(leg_of(raw))
+            order = _FATAL if self._is_fatal(raw) else self._engine.faults.take(self._leg_of(raw))
             fault = InjectedFault(order, request, self._engine)
             try:
+                if self._config.role is Role.ENCODE:
+                    return await fault.instead() or await self._encode(request, raw, fault)
                 return await fault.instead() or await self._generate(request, raw, dialect, fault)
             except SimError as error:
-                return _json(dialect.error(error), status=error.status, headers=fault.headers)
+                return json_response(self.api.error(dialect.error(error)), status=error.status, headers=fault.headers)
             except (Ended, ConnectionResetError):
                 return web.Response()  # to a connection that is gone
 
         return handle
+
+    def _leg_of(self, raw: bytes) -> FaultLeg:
+        """PLAIN if the body cannot be read, and where no order asks."""
+        if not self._engine.faults.orders:
+            return FaultLeg.PLAIN
+        try:
+            return self._engine.protocol.leg(JsonBody.decode(raw).members, self._config.role)
+        except (SimError, RecursionError):
+            return FaultLeg.PLAIN
 
     def _is_fatal(self, body: bytes) -> bool:
         return bool(self._config.fatal_text) and self._config.fatal_text.encode() in body
 
     def pools(self, answer: Callable[[JsonBody, SimConfig], dict[str, Any]]) -> _Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            return _json(answer(await _body(request), self._config))
+            return json_response(answer(await _body(request), self._config))
 
         return handle
-
-    async def transcribe(self, request: web.Request) -> web.StreamResponse:
-        if request.content_type != "multipart/form-data":
-            raise BadRequest("The body must be multipart/form-data.")
-        form = await request.post()
-        upload = form.get("file")
-        if not isinstance(upload, web.FileField):
-            raise BadRequest("file is required.", "file")
-        return _json(pooling.transcription(upload.filename, upload.file.read()))
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request)
@@ -145,21 +148,20 @@ class _Server:
             raise BadRequest("prompt or messages is required.", "prompt")
         texts = [decode((token,)) for token in tokens] if body.flag("return_token_strs") else None
         limit = self._config.max_model_len
-        return _json({"count": len(tokens), "max_model_len": limit, "tokens": list(tokens), "token_strs": texts})
+        return json_response(
+            {"count": len(tokens), "max_model_len": limit, "tokens": list(tokens), "token_strs": texts}
+        )
 
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         try:
             body = await _body(request)
             served_model(body, self._config)
-            return _json({"input_tokens": len(messages_prompt(body, self._config))})
+            return json_response({"input_tokens": len(messages_prompt(body, self._config))})
         except SimError as error:
-            return _json(Messages().error(error), status=error.status)
-
-    async def load(self, request: web.Request) -> web.StreamResponse:
-        return _json({"server_load": len(list(self._engine.scheduler.sequences))})
+            return json_response(Messages().error(error), status=error.status)
 
     async def detokenize(self, request: web.Request) -> web.StreamResponse:
-        return _json({"prompt": decode((await _body(request)).token_ids("tokens"))})
+        return json_response({"prompt": decode((await _body(request)).token_ids("tokens"))})
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         own = self._config.model
@@ -168,7 +170,7 @@ class _Server:
                 "id": name,
                 "object": "model",
                 "created": int(self._engine.started_at),
-                "owned_by": "vllm",
+                "owned_by": self.api.owner,
                 "root": name if name in self._config.loras else own,
                 "parent": own if name in self._config.loras else None,
                 "max_model_len": None if name in self._config.loras else self._config.max_model_len,
@@ -176,10 +178,7 @@ class _Server:
             }
             for name in self._config.names
         ]
-        return _json({"object": "list", "data": cards})
-
-    async def version(self, request: web.Request) -> web.StreamResponse:
-        return _json({"version": VERSION})
+        return json_response({"object": "list", "data": cards})
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         self._engine.handoffs.expire()
@@ -188,32 +187,35 @@ class _Server:
     async def health(self, request: web.Request) -> web.StreamResponse:
         return web.Response(status=503 if self._engine.is_dead else 200)
 
-    async def kv_event_sources(self, request: web.Request) -> web.StreamResponse:
-        """By data-parallel rank. The limits of vLLM's queues are its defaults."""
-        if (events := self._engine.events) is None:
-            return _json({})
-        source = {
-            "enable_kv_cache_events": True,
-            "publisher": "zmq",
-            "endpoint": events.endpoint,
-            "replay_endpoint": events.replay_endpoint,
-            "buffer_steps": events.buffer_steps,
-            "hwm": 100_000,
-            "max_queue_size": 100_000,
-            "topic": events.topic,
-        }
-        return _json({"0": source})
-
-    async def reset_prefix_cache(self, request: web.Request) -> web.StreamResponse:
-        preempts = request.query.get("reset_running_requests", "false").lower() in ("true", "1", "yes", "on")
-        return _json({"success": self._engine.reset_prefix_cache(preempts=preempts)})
-
     async def set_faults(self, request: web.Request) -> web.StreamResponse:
         try:
             self._engine.faults = msgspec.json.decode(await request.read(), type=Faults)
         except msgspec.DecodeError as exc:
             raise BadRequest(str(exc)) from exc
-        return _json({})
+        return json_response({})
+
+    async def _encode(self, request: web.Request, raw: bytes, fault: InjectedFault) -> web.StreamResponse:
+        """An encoder's leg. It answers once all is encoded, with no token, and where the embeddings are."""
+        _require_json(request)
+        if request.path != "/v1/chat/completions":
+            raise UnknownName("This engine only encodes.")
+        engine, host_s = self._engine, request_time_s(self._config.profile, 0, 0)
+        leg, inputs = engine.encoder.read(raw)
+        served_model(JsonBody({"model": leg.model}), self._config)
+        await engine.pause(host_s)
+        await engine.encoder.encode(inputs)
+        fault.before_whole()
+        choice = {"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": "stop"}
+        payload = {
+            "id": f"chatcmpl-{request.headers.get('X-Request-Id') or engine.new_id()}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": leg.model,
+            "choices": [choice],
+            "usage": {"prompt_tokens": 1, "completion_tokens": 0, "total_tokens": 1},
+            **engine.encoder.params(leg, inputs, engine.side_address),
+        }
+        return await fault.whole(payload)
 
     async def _generate(
         self, request: web.Request, raw: bytes, dialect: Dialect, fault: InjectedFault
@@ -221,18 +223,29 @@ class _Server:
         _require_json(request)
         body = JsonBody.decode(raw)
         try:
+            self.api.check(request.path, body.members)
             generation = dialect.read(body, self._config)
+            media = media_inputs(body.members)
+            given = embeddings_given(body.members, media)
             members = (
                 JsonBody({}) if isinstance(dialect, Messages) else body
             )  # in Anthropic's API only the header counts
-            generation = replace(generation, session_id=session_id(members, request.headers))
+            generation = replace(
+                generation,
+                media=tuple(media),
+                session_id=session_id(members, request.headers),
+                transfers=self._transfers(request, body, len(generation.prompts) * generation.choices),
+            )
         except SimError:
-            self._engine.decline(body.raw("kv_transfer_params"))
+            with suppress(SimError):
+                self._engine.decline(self._transfers(request, body, 1)[0])
             raise
+        if given:
+            await self._engine.fetch(media, given)
         reply = Reply(self._id(request, body, dialect), int(time.time()), generation)
         if isinstance(dialect, Responses) and self.responses.runs_in_background(body):
             self.responses.run(dialect.queued(reply), self._finish(body, dialect, reply))
-            return _json(self.responses.read(reply.id))
+            return json_response(self.responses.read(reply.id))
         async with self._engine.generate(generation, reply.id, abort_after=fault.abort_after) as deltas:
             if generation.stream:
                 streamed = await self._stream(request, dialect, reply, deltas, fault)
@@ -242,10 +255,18 @@ class _Server:
             async for delta in deltas:
                 reply.add(delta)
         self._keep(body, dialect, reply)
-        return await fault.whole(dialect.whole(reply))
+        payload = dialect.whole(reply)
+        fault.spoil(payload)
+        return await fault.whole(self.api.whole(payload, generation.prompts[0]))
+
+    def _transfers(self, request: web.Request, body: JsonBody, sequences: int) -> tuple[Transfer, ...]:
+        leg = Leg(request.path, body.members, request.headers, sequences)
+        return self._engine.protocol.read(leg, self._engine.own)
 
     def _id(self, request: web.Request, body: JsonBody, dialect: Dialect) -> str:
         own = body.text("request_id")
+        if self.api.owner == "sglang":
+            return body.text("rid") or self._engine.new_id()
         if isinstance(dialect, Responses):  # which reads no header, and takes the body's as it is
             return own or dialect.id_prefix + self._engine.new_id()
         return dialect.id_prefix + (request.headers.get("X-Request-Id") or own or self._engine.new_id())
@@ -262,10 +283,10 @@ class _Server:
             self._keep(body, dialect, reply)
 
     async def read_response(self, request: web.Request) -> web.StreamResponse:
-        return _json(self.responses.read(request.match_info["id"]))
+        return json_response(self.responses.read(request.match_info["id"]))
 
     async def cancel_response(self, request: web.Request) -> web.StreamResponse:
-        return _json(self.responses.cancel(request.match_info["id"]))
+        return json_response(self.responses.cancel(request.match_info["id"]))
 
     async def _stream(
         self, request: web.Request, dialect: Dialect, reply: Reply, deltas: DeltaStream, fault: InjectedFault
@@ -310,8 +331,3 @@ def _require_json(request: web.Request) -> None:
 async def _body(request: web.Request) -> JsonBody:
     _require_json(request)
     return JsonBody.decode(await request.read())
-
-
-def _json(payload: dict[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    body = msgspec.json.encode(payload)
-    return web.Response(body=body, status=status, content_type="application/json", headers=headers)

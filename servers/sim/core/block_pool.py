@@ -58,13 +58,13 @@ def chain_hash(parent: BlockHash | None, tokens: Sequence[int], namespace: Names
 
 
 class Block:
-    """One KV block. `content[i]` is the token whose KV is in slot i; 0 before it is written."""
+    """One KV block. `content[i]` is the token whose KV is in slot i, of 32 bits; 0 before it is written."""
 
     __slots__ = ("block_hash", "content", "id", "refs", "stored")
 
     def __init__(self, block_id: int, block_size: int) -> None:
         self.id = block_id
-        self.content = [0] * block_size
+        self.content = array("I", bytes(4 * block_size))  # a list would be one more object for the collector
         self.refs = 0
         self.block_hash: BlockHash | None = None  # set while the block is in the prefix cache
         self.stored: BlockStored | None = None
@@ -145,6 +145,19 @@ class BlockPool:
         self._cached[stored.block_hash] = block
         if self._records_events:
             self.events.append(stored)
+
+    def store(self, contents: Iterable[Sequence[int]], namespace: Namespace) -> None:
+        """Full blocks of one prompt, from a peer: they are cached, as far as there is room."""
+        parent: BlockHash | None = None
+        for content in contents:
+            block_hash = chain_hash(parent, content, namespace)
+            if block_hash not in self._cached:
+                if (blocks := self.allocate(1)) is None:
+                    return
+                blocks[0].content[:] = array("I", content)
+                self.seal(blocks[0], BlockStored(block_hash, parent, tuple(content), namespace))
+                self.release(blocks)
+            parent = block_hash
 
     def release(self, blocks: Sequence[Block]) -> None:
         """Drops a reference from each block. Tails are reused before heads, which more prompts share."""

@@ -41,7 +41,10 @@ class EventEncoding(StrEnum):
     MAP = "map"  # as by vLLM 0.30 and later
 
 
-CONNECTORS = ("nixl", "none")
+CONNECTORS = (  # those of `protocols`
+    *("nixl", "nixl_push", "mooncake", "p2p_nccl", "moriio", "moriio_read", "offload_p2p", "lmcache"),
+    *("sglang", "trtllm", "trtllm_gen_first", "none"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +52,7 @@ class SimConfig:
     """Two engines with equal `model` and `seed` give equal answers, as two servers with the same weights do."""
 
     role: Role = Role.REPLICA
-    connector: str = (
-        "nixl"  # as stock NIXL, it takes either leg whatever the role; none: kv_transfer_params are ignored
-    )
+    connector: str = "nixl"  # as stock NIXL, it takes either leg whatever the role; of the others `protocols` tells
     host: str = "127.0.0.1"
     port: int = 0  # 0: a free one
     model: str = "sim"
@@ -66,13 +67,19 @@ class SimConfig:
     num_blocks: int = 16_384
     max_model_len: int = 32_768
     max_num_seqs: int = 256
+    encoder_item_s: float = 0.06  # of encoding an item, for which all others of the step wait
+    encoder_cache_items: int = 256  # embeddings that an engine keeps
+    encoder_metadata: bool = True  # E tells what stands for an item without its data
     profile: EngineProfile = field(default_factory=EngineProfile)
     time_scale: float = 0.0  # 1: the profile's durations; 0: as fast as possible
     engine_id: str = ""  # empty: a random one per process
     side_channel_host: str = ""  # the host that peers are told to pull from; empty: `host`
     side_channel_port: int = 0  # where peers pull KV; 0: a free one
     lease_s: float = 30.0  # how long P keeps a finished prefill for D
+    bidirectional_kv_xfer: bool = False  # D keeps what it has pulled and answered, and P reads it back
+    decoder_kv_blocks_ttl: int = 480  # seconds for which D keeps it
     peer_timeout_s: float = 5.0
+    meeting_timeout_s: float = 300.0  # how long a leg waits for the other one that has its key
     load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.FAIL
     kv_events_endpoint: str = ""  # empty: none; with * it is bound, else connected
     kv_events_topic: str = ""  # {address} stands for the engine's host:port
@@ -88,14 +95,25 @@ class SimConfig:
     shutdown_s: float = 2.0  # how long streams have to send their last chunk
 
     def __post_init__(self) -> None:
-        counts = ("block_size", "num_blocks", "max_model_len", "max_num_seqs", "kv_events_buffer_steps")
-        for name in (*counts, "lease_s", "peer_timeout_s"):
+        counts = (
+            "block_size",
+            "num_blocks",
+            "max_model_len",
+            "max_num_seqs",
+            "kv_events_buffer_steps",
+            "encoder_cache_items",
+        )
+        for name in (*counts, "decoder_kv_blocks_ttl", "lease_s", "peer_timeout_s", "meeting_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}", param=name)
+        if self.bidirectional_kv_xfer and self.connector != "nixl":
+            raise ConfigError("bidirectional_kv_xfer needs connector nixl", param="bidirectional_kv_xfer")
         if self.connector not in CONNECTORS:
             raise ConfigError(f"connector must be {' or '.join(CONNECTORS)}, got {self.connector}", param="connector")
         if not 0 <= self.reasoning <= 1:
             raise ConfigError(f"reasoning must be between 0 and 1, got {self.reasoning}", param="reasoning")
+        if self.encoder_item_s < 0:
+            raise ConfigError(f"encoder_item_s must not be negative, got {self.encoder_item_s}", param="encoder_item_s")
         if self.time_scale < 0:
             raise ConfigError(f"time_scale must not be negative, got {self.time_scale}", param="time_scale")
         if self.num_blocks * self.block_size < self.max_model_len:
@@ -104,6 +122,11 @@ class SimConfig:
                 f"hold less than {self.max_model_len}",
                 param="max_model_len",
             )
+
+    @property
+    def keeps_s(self) -> float | None:
+        """For how long a D keeps KV that may be read back; None: it does not."""
+        return self.decoder_kv_blocks_ttl if self.bidirectional_kv_xfer else None
 
     @property
     def transfers_kv(self) -> bool:

@@ -9,7 +9,7 @@ Setting faults replaces the earlier ones and ends their lasting effects: a wedge
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -30,6 +30,15 @@ class FaultKind(StrEnum):
     SLOW = "slow"  # `delay_s` before each event, or before an answer that is not streamed (HEAD: after its head)
     HANDOFF = "handoff"  # P answers without kv_transfer_params, or without its `member`
     LOAD = "load"  # D fails to load the KV of a handoff, and follows its load failure policy
+    ABSENT = "absent"  # of two legs that meet by a key, this one never comes to the meeting
+    EXPIRE = "expire"  # P's lease on a finished prefill is over at once
+    KILL_AT_TRANSFER = "kill_at_transfer"  # KILL, of a P that a D asks for KV by their key
+    LEAK = "leak"  # D: an abort while KV is awaited leaves the sequence's blocks in use for good
+
+
+_OF_TRANSFERS = frozenset(
+    {FaultKind.LOAD, FaultKind.ABSENT, FaultKind.EXPIRE, FaultKind.KILL_AT_TRANSFER, FaultKind.LEAK}
+)
 
 
 class FaultPhase(StrEnum):
@@ -47,7 +56,7 @@ class FaultPhase(StrEnum):
 
 
 class FaultLeg(StrEnum):
-    """The role of a request, by its kv_transfer_params."""
+    """The role of a request, as its protocol tells it."""
 
     PREFILL = "prefill"  # the engine hands its KV over
     DECODE = "decode"  # the engine pulls another one's KV
@@ -77,7 +86,12 @@ class Order(msgspec.Struct, forbid_unknown_fields=True):
     member: str = ""  # removed from kv_transfer_params; empty: all of it
 
     def fits(self, leg: FaultLeg) -> bool:
-        return self.times > 0 and self.kind is not FaultKind.LOAD and self.leg in (None, leg)
+        return self.times > 0 and not self.strikes_transfer and self.leg in (None, leg)
+
+    @property
+    def strikes_transfer(self) -> bool:
+        """Whether it strikes between engines, so that no request's answer takes it."""
+        return self.kind in _OF_TRANSFERS
 
 
 class Faults(msgspec.Struct, forbid_unknown_fields=True):
@@ -107,9 +121,9 @@ class Faults(msgspec.Struct, forbid_unknown_fields=True):
                 return order
         return None
 
-    def take_load(self) -> bool:
+    def take_of_transfer(self, kind: FaultKind) -> bool:
         for order in self.orders:
-            if order.kind is FaultKind.LOAD and order.times > 0:
+            if order.kind is kind and order.times > 0:
                 order.times -= 1
                 return True
         return False
@@ -133,20 +147,3 @@ class Faults(msgspec.Struct, forbid_unknown_fields=True):
             ("garbage", Order(FaultKind.BODY, body="\x00garbage")),
             ("cut", Order(FaultKind.RESET, phase=FaultPhase.EVENTS, after_events=self.cut_after_events)),
         )
-
-
-def leg_of(body: bytes) -> FaultLeg:
-    """Of a request's body; PLAIN if the body cannot be read."""
-    try:
-        params = msgspec.json.decode(body, type=_Asked).kv_transfer_params
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return FaultLeg.PLAIN
-    if not isinstance(params, dict):
-        return FaultLeg.PLAIN
-    if params.get("do_remote_prefill"):
-        return FaultLeg.DECODE
-    return FaultLeg.PREFILL if params.get("do_remote_decode") else FaultLeg.PLAIN
-
-
-class _Asked(msgspec.Struct):
-    kv_transfer_params: Any = None

@@ -1,7 +1,7 @@
-"""KV handoffs as NIXL's pull connector makes them: P pins a finished prefill, D pulls it once, within a lease. Pure.
+"""KV handoffs: P pins a finished prefill, and D pulls it once, within a lease. Pure.
 
-P's side is `HandoffLedger`. D's side is `read_transfer`, which recognises the `kv_transfer_params` that kill or hang a
-real engine. Neither raises for a client's mistake: the mistake is counted, and it has the effect that vLLM would have.
+`Transfer` is what a request asks for, as a protocol of `protocols` reads it. `HandoffLedger` is P's side. It does not
+raise for a mistake of D's: the mistake is counted, and it has the effect that it has with NIXL on vLLM.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from .block_pool import Block, BlockPool
 from .counters import Counters, Trap
@@ -20,61 +19,49 @@ _REMEMBERED = 1024  # closed handoffs whose end is remembered
 
 @dataclass(frozen=True, slots=True)
 class RemotePrefill:
-    """A prompt's KV on P; `block_ids` are P's."""
+    """A prompt's KV on P; `block_ids` are P's. `host` and `port` are those of P's side channel."""
 
-    engine_id: str
+    engine_id: str  # empty: D is not told
     request_id: str
     host: str
     port: int
-    block_ids: tuple[int, ...]
+    block_ids: tuple[int, ...] | None  # None: P says which, once the legs have met by their key
     prefill_cached_tokens: int | None = None  # P's own prefix-cache hits, echoed to the client
     has_heartbeat: bool = True  # vLLM sends no heartbeats if tp_size is missing
+    kept_until: float | None = None  # of what a D keeps: by the engines' clock
+
+
+@dataclass(frozen=True, slots=True)
+class KvSource:
+    """A peer's side channel, and the key under which it is asked once."""
+
+    key: str
+    host: str
+    port: int
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What a request's kv_transfer_params ask for; a `trap` takes effect when the request is scheduled."""
+    """What one sequence's request asks for; a `trap` takes effect when the sequence is scheduled."""
 
     hands_over: bool = False  # pin the blocks for a peer at the end
     remote: RemotePrefill | None = None
+    read_back: int | None = None  # tokens at the prompt's start that `remote`, a D, has; None: it has all of the prompt
     trap: Trap | None = None
+    key: str = ""  # by which the two legs meet; empty: D's request names P's blocks
+    only_at_length: bool = False  # P hands nothing over if the answer stops before its limit
+    ends_after_prefill: bool = False  # P's role ends the answer after one token, whatever the request says
+    is_absent: bool = False  # by a fault: the other leg waits for it in vain
+    pulls_all: bool = False  # D does not look into its own prefix cache
+    recomputes: bool = False  # D computes what P does not have, whatever its load failure policy
+    receiver: tuple[str, int] | None = None  # host and port of a peer to which P sends the prompt's KV
+    source: KvSource | None = None  # a peer whose cache P looks into before it computes
+    is_sent: bool = False  # P sends it for D's leg with this key, before P answers; D waits within its step
 
-
-def read_transfer(params: dict[str, Any] | None) -> Transfer:
-    """1. Nothing, or neither flag: a plain request.  2. do_remote_decode: hand over.  3. do_remote_prefill: pull.
-
-    Traps of the third: without block ids the engine dies; without a field that names the peer the request hangs.
-    """
-    if not params or not (params.get("do_remote_prefill") or params.get("do_remote_decode")):
-        return Transfer()
-    if not params.get("do_remote_prefill"):
-        return Transfer(hands_over=True)
-    block_ids = _block_ids(params.get("remote_block_ids"))
-    if not block_ids:
-        return Transfer(trap=Trap.NO_REMOTE_BLOCKS)
-    engine_id, request_id = params.get("remote_engine_id"), params.get("remote_request_id")
-    host, port = params.get("remote_host"), params.get("remote_port")
-    if not (engine_id and request_id and host and isinstance(port, int)):
-        return Transfer(trap=Trap.NO_REMOTE_ADDRESS)
-    cached = params.get("remote_prefill_cached_tokens")
-    return Transfer(
-        remote=RemotePrefill(
-            str(engine_id),
-            str(request_id),
-            str(host),
-            port,
-            block_ids,
-            prefill_cached_tokens=cached if isinstance(cached, int) else None,
-            has_heartbeat=bool(params.get("tp_size")),
-        )
-    )
-
-
-def _block_ids(groups: Any) -> tuple[int, ...]:
-    if not isinstance(groups, list) or not groups or not isinstance(groups[0], list):
-        return ()
-    ids = groups[0]
-    return tuple(ids) if all(isinstance(block_id, int) for block_id in ids) else ()
+    @property
+    def meeting(self) -> str:
+        """Where it waits for the other leg; one that is kept away is alone there."""
+        return f"{self.key} without {'P' if self.hands_over else 'D'}" if self.is_absent else self.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,27 +72,9 @@ class HandedOver:
     block_ids: tuple[int, ...]
     tokens: int  # whose KV the blocks hold: without the last sampled token
     cached_tokens: int
-
-    def params(self, engine_id: str, side_address: tuple[str, int]) -> dict[str, Any]:
-        """P's kv_transfer_params for D, with every field that vLLM 0.33 sends."""
-        host, port = side_address
-        return {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "remote_block_ids": [list(self.block_ids)],
-            "remote_engine_id": engine_id,
-            "remote_request_id": self.request_id,
-            "remote_host": host,
-            "remote_port": port,
-            "tp_size": 1,
-            "dcp_size": 1,
-            "pp_size": 1,
-            "remote_num_tokens": self.tokens,
-            "remote_blocks_expiry_time": None,
-            "remote_registration_generation": 0,
-            "transfer_mode": "pull",
-            "remote_prefill_cached_tokens": self.cached_tokens,
-        }
+    key: str = ""  # of the transfer
+    first_token: int = 0  # of the answer
+    kept_until: float | None = None  # of what a D keeps for a P to read back
 
 
 class _End(Enum):
@@ -149,15 +118,27 @@ class HandoffLedger:
 
     def pin(self, request_id: str, blocks: Sequence[Block]) -> None:
         """Keeps `blocks` for a peer, and takes over the caller's references."""
-        now = self._now()
-        self._open[request_id] = PinnedHandoff(blocks, now, now + self._lease_s)
+        self._pin(request_id, blocks, self._lease_s)
         self._counters.handoffs += 1
+
+    def keep(self, request_id: str, blocks: Sequence[Block], keeps_s: float) -> float:
+        """As `pin`, of a D's answer with its prompt; until when."""
+        self._counters.kept_answers += 1
+        return self._pin(request_id, blocks, keeps_s)
+
+    def _pin(self, request_id: str, blocks: Sequence[Block], for_s: float) -> float:
+        now = self._now()
+        self._open[request_id] = PinnedHandoff(blocks, now, now + for_s)
+        return now + for_s
 
     def extend(self, request_id: str) -> None:
         """For D's heartbeat: the lease lasts two thirds of its length from now, or longer if it did before."""
         handoff = self._open.get(request_id)
         if handoff is not None:
             handoff.deadline = max(handoff.deadline, self._now() + self._lease_s * 2 / 3)
+
+    def end_lease(self, request_id: str) -> None:
+        self._open[request_id].deadline = self._now()
 
     def expire(self) -> int:
         """Frees handoffs whose lease is over; returns how many."""

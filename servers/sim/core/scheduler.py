@@ -9,14 +9,16 @@ youngest is preempted and computed again later.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from ppd.proxy.laws.step_time import EngineProfile, attention_pairs, step_time_s
 
 from .block_pool import Block, BlockPool, BlockStored
 from .counters import Counters, Trap
+from .embeddings import EmbeddingStore
 from .handoffs import HandedOver, HandoffLedger, RemotePrefill
 from .sequence import Finish, Ranking, Sequence, SequenceState
 
@@ -31,9 +33,15 @@ class Chunk:
     tokens: int
 
 
+READ_BACK_TOKENS = 64  # fewer P computes itself; vLLM's default of `kv_recompute_threshold`
+
+
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Asks the caller to fill `blocks` with the KV of the peer's `remote_ids`, in order."""
+    """Asks the caller to fill `blocks` with the KV of the peer's `remote_ids`, in order; with none, to meet P first.
+
+    Without blocks to fill the peer is only told that it may free its own.
+    """
 
     sequence: Sequence
     remote: RemotePrefill
@@ -59,6 +67,7 @@ class Output:
     finish: Finish | None = None
     handed_over: HandedOver | None = None
     logprobs: Ranking | None = None  # if asked for
+    error: str = "Internal server error"  # what its client is told, if `finish` is ERROR
 
 
 class Scheduler:
@@ -72,12 +81,19 @@ class Scheduler:
         profile: EngineProfile,
         *,
         max_num_seqs: int,
+        embeddings: EmbeddingStore | None = None,
+        encoder_item_s: float = 0.0,
+        keeps_s: float | None = None,
     ) -> None:
+        """embeddings: of media; encoder_item_s: what it takes to make one here; keeps_s: as of `SimConfig`."""
+        self._keeps_s = keeps_s
         self._pool = pool
         self._handoffs = handoffs
         self._counters = counters
         self._profile = profile
         self._max_num_seqs = max_num_seqs
+        self._embeddings = embeddings or EmbeddingStore(1)
+        self._encoder_item_s = encoder_item_s
         self._waiting: deque[Sequence] = deque()
         self._ready: deque[Sequence] = deque()  # they hold all of their prompt's blocks, so they go first
         self._pulling: dict[str, Sequence] = {}
@@ -141,10 +157,36 @@ class Scheduler:
             sequence = chunk.sequence
             if sequence.state is not SequenceState.RUNNING:
                 continue  # aborted while the step ran
+            if not self._embed(chunk):
+                self._running.remove(sequence)
+                outputs.append(self._finish(sequence, Finish.ERROR))
+                continue
             self._write(sequence, chunk.tokens)
             if sequence.computed == len(sequence.tokens):
                 outputs.append(self._sample(sequence))
         return outputs
+
+    def _embed(self, chunk: Chunk) -> bool:
+        """Makes the embeddings that the chunk needs; False where one is another's, or has nothing to be made of."""
+        for media in chunk.sequence.media_within(chunk.tokens):
+            if self._embeddings.mistaken(media):
+                return False
+            if not self._embeddings.holds(media):
+                if not media.has_data:
+                    return False
+                self._counters.encoded_items += 1
+                self._embeddings.put(media.name, media.tokens)
+        return True
+
+    def _encode_s(self, chunks: list[Chunk]) -> float:
+        within = (media for chunk in chunks for media in chunk.sequence.media_within(chunk.tokens))
+        new = {media.name for media in within if media.has_data and not self._embeddings.holds(media)}
+        return len(new) * self._encoder_item_s
+
+    def met(self, pull: Pull, remote: RemotePrefill) -> Pull:
+        """The pull of a sequence that only had a key, now that P has said which blocks to read."""
+        pull.sequence.transfer = replace(pull.sequence.transfer, remote=remote)
+        return replace(pull, remote=remote, remote_ids=_paired(remote, pull.blocks))
 
     def pull_arrived(self, pull: Pull, contents: list[list[int]]) -> None:
         """The prompt's last token is computed again, for its logits."""
@@ -153,8 +195,8 @@ class Scheduler:
             self._pool.release(sequence.forget_blocks())
             return
         for block, content in zip(pull.blocks, contents, strict=True):
-            block.content[:] = content
-        sequence.computed = len(sequence.prompt) - 1
+            block.content[:] = array("I", content)
+        sequence.computed = min(sequence.computed + pull.tokens, len(sequence.prompt) - 1)
         sequence.pulled = pull.tokens
         self._counters.external_hits += pull.tokens
         self._counters.pulled_blocks += len(pull.blocks)
@@ -219,6 +261,8 @@ class Scheduler:
 
     def _find_prefix(self, sequence: Sequence) -> None:
         """Shares the cached blocks of the longest prefix; at least one token is left to compute."""
+        if sequence.transfer.pulls_all:
+            return
         most = (len(sequence.tokens) - 1) // self._pool.block_size
         hits = self._pool.match(sequence.block_hashes(self._pool.block_size)[:most])
         self._pool.share(hits, sequence.session_id)
@@ -229,27 +273,30 @@ class Scheduler:
         """Takes the head of the queue out until its prompt is pulled; False, with no change, if blocks are short."""
         if sequence.transfer.trap is Trap.NO_REMOTE_BLOCKS:
             self._die(Trap.NO_REMOTE_BLOCKS)
-        held = len(sequence.blocks)
+        held, tokens = len(sequence.blocks), sequence.remote_tokens - sequence.computed
+        if sequence.transfer.read_back is not None and tokens < READ_BACK_TOKENS and sequence.transfer.remote:
+            pulls.append(Pull(sequence, sequence.transfer.remote, (), (), 0))
+            self._pool.release(sequence.forget_blocks())  # it is looked up again
+            sequence.wants_pull = False
+            return True
         if not self._grow(sequence, len(sequence.prompt)):
             self._pool.release(sequence.forget_blocks())
             return False
-        missing = tuple(sequence.blocks[held:])
+        missing = tuple(sequence.blocks[held : -(-sequence.remote_tokens // self._pool.block_size)])
         self._waiting.popleft()
         self._count_hits(sequence)
         sequence.wants_pull = False
         sequence.move(SequenceState.PULLING)
         self._pulling[sequence.id] = sequence
-        tokens = len(sequence.prompt) - sequence.computed
         self._counters.external_queries += tokens
         remote = sequence.transfer.remote
         if remote is None:
             # No load is started, so the request hangs until the client leaves.
-            self._counters.traps[Trap.NO_REMOTE_ADDRESS] += 1
+            self._counters.traps[sequence.transfer.trap or Trap.NO_REMOTE_ADDRESS] += 1
             return True
-        if len(remote.block_ids) < len(missing):
+        if remote.block_ids is not None and len(remote.block_ids) < len(missing):
             self._die(Trap.TOO_FEW_BLOCKS)
-        # vLLM pairs block ids from the end, so wrong blocks are read if P's prompt was another one.
-        pulls.append(Pull(sequence, remote, remote.block_ids[-len(missing) :], missing, tokens))
+        pulls.append(Pull(sequence, remote, _paired(remote, missing), missing, tokens))
         return True
 
     def _die(self, trap: Trap) -> NoReturn:
@@ -319,21 +366,33 @@ class Scheduler:
         computed = sequence.computed
         logprobs = None if token is None else sequence.logprobs
         blocks = sequence.forget_blocks()
-        if not sequence.transfer.hands_over or finish is Finish.ERROR:
+        transfer, kept_until = sequence.transfer, None
+        is_short = finish is Finish.STOP and transfer.only_at_length
+        keeps_s = None if transfer.hands_over or transfer.remote is None else self._keeps_s
+        if not (transfer.hands_over or keeps_s) or finish is Finish.ERROR or is_short:
             self._pool.release(blocks)
             return Output(sequence, text, token, finish, logprobs=logprobs)
-        self._handoffs.pin(sequence.id, blocks)
+        if keeps_s is None:
+            self._handoffs.pin(sequence.id, blocks)
+        else:
+            kept_until = self._handoffs.keep(sequence.id, blocks, keeps_s)
         ids = tuple(block.id for block in blocks)
-        handed_over = HandedOver(sequence.id, ids, computed, sequence.local_hits)
+        first = sequence.tokens[len(sequence.prompt)]
+        handed_over = HandedOver(sequence.id, ids, computed, sequence.local_hits, transfer.key, first, kept_until)
         return Output(sequence, text, token, finish, handed_over, logprobs)
 
     def _duration_s(self, chunks: list[Chunk]) -> float:
         decoding = [chunk.sequence for chunk in chunks if chunk.tokens == 1]
         prefills = [chunk for chunk in chunks if chunk.tokens > 1]
-        return step_time_s(
+        return self._encode_s(chunks) + step_time_s(
             self._profile,
             decode_sequences=len(decoding),
             decode_context_tokens=sum(sequence.computed + 1 for sequence in decoding),
             prefill_tokens=sum(chunk.tokens for chunk in prefills),
             prefill_attention_pairs=sum(attention_pairs(chunk.tokens, chunk.sequence.computed) for chunk in prefills),
         )
+
+
+def _paired(remote: RemotePrefill, missing: tuple[Block, ...]) -> tuple[int, ...]:
+    """As on vLLM from the end, so wrong blocks are read if P's prompt was another one."""
+    return () if remote.block_ids is None else remote.block_ids[-len(missing) :]

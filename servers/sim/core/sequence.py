@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
-from typing import Any
 
 from .answer_text import AnswerChain, StopText
 from .block_pool import Block, BlockHash, Namespace, chain_hash
+from .embeddings import MediaInput, PlacedMedia
 from .handoffs import Transfer
 from .reasoning import Thinking, Thoughts
 from .structured_text import AnswerForm, Guide
@@ -52,6 +52,10 @@ class Sampling:
     thoughts: Thoughts | None = None  # of a model that may reason first
     logprobs: int | None = None  # how many of the most likely tokens are ranked beside each sampled one
 
+    def first_token(self) -> Sampling:
+        """The same answer, cut off after its first token."""
+        return replace(self, max_tokens=1, min_tokens=0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
@@ -62,7 +66,8 @@ class Generation:
     prompts: tuple[tuple[int, ...], ...]
     choices: int
     sampling: Sampling
-    transfer_params: dict[str, Any] | None = None
+    transfers: tuple[Transfer, ...] = ()  # of its sequences, in order; empty: none takes part in one
+    media: tuple[MediaInput, ...] = ()  # of all prompts
     session_id: str | None = None  # the client's name of its conversation, which KV events repeat
     stream: bool = False
     include_reasoning: bool = True  # False: it is generated and counted, but not shown
@@ -82,6 +87,7 @@ class Sequence:
     namespace: Namespace
     answer_key: bytes = b""  # the weights
     transfer: Transfer = field(default_factory=Transfer)
+    media: tuple[PlacedMedia, ...] = ()
     session_id: str | None = None
     tokenizer: Tokenizer = Tokenizer.CHARACTERS
     state: SequenceState = SequenceState.WAITING
@@ -113,6 +119,12 @@ class Sequence:
         return len(self.tokens) - len(self.prompt)
 
     @property
+    def remote_tokens(self) -> int:
+        """Of the prompt, that the peer has which it is pulled from."""
+        prompt, read_back = len(self.prompt), self.transfer.read_back
+        return prompt if read_back is None else min(read_back, prompt)
+
+    @property
     def cached_tokens(self) -> int:
         """For `usage`. As on vLLM, after a remote prefill this is P's count, not this engine's."""
         remote = self.transfer.remote
@@ -139,6 +151,11 @@ class Sequence:
             parent = self._hashes[-1] if self._hashes else None
             self._hashes.append(chain_hash(parent, self.tokens[start : start + block_size], self.namespace))
         return self._hashes
+
+    def media_within(self, tokens: int) -> list[MediaInput]:
+        """Items that the next so many tokens to compute begin."""
+        ends = self.computed + tokens
+        return [placed.media for placed in self.media if self.computed <= placed.at < ends]
 
     def forget_blocks(self) -> list[Block]:
         """Detaches the blocks, which the caller must release."""

@@ -21,6 +21,7 @@ from typing import Any
 TURN_START = 0x110000
 TURN_END = 0x110001  # also the end-of-answer token
 _MEDIA = 0x110100
+MEDIA_TOKENS = 16  # of any item
 VOCABULARY_SIZE = _MEDIA + 0x10000  # without packed pieces
 LETTERS_A_PIECE = 5  # at most
 
@@ -71,10 +72,31 @@ def is_token(value: Any) -> bool:
     return is_id and (0 <= value < VOCABULARY_SIZE or _LETTERS <= value < _LIMIT)
 
 
-def media_tokens(content: bytes) -> list[int]:
-    """The 16 ids of a picture or sound; equal contents have equal ids."""
-    digest = hashlib.sha256(content).digest()
+def media_digest(content: bytes) -> bytes:
+    """What a picture or sound is known by; equal contents have equal digests."""
+    return hashlib.sha256(content).digest()
+
+
+def media_tokens(digest: bytes) -> list[int]:
     return [_MEDIA + int.from_bytes(digest[at : at + 2]) for at in range(0, len(digest), 2)]
+
+
+def is_media(token: int) -> bool:
+    return _MEDIA <= token < VOCABULARY_SIZE
+
+
+def media_numbers(tokens: Iterable[int]) -> list[int]:
+    """What an encoder tells of an item, so that an engine without its data knows its tokens."""
+    return [token - _MEDIA for token in tokens]
+
+
+def digest_of_numbers(numbers: Any) -> bytes | None:
+    """None for what no encoder tells."""
+    if not isinstance(numbers, list) or len(numbers) != MEDIA_TOKENS:
+        return None
+    if not all(isinstance(number, int) and 0 <= number < 0x10000 for number in numbers):
+        return None
+    return b"".join(number.to_bytes(2) for number in numbers)
 
 
 def _encode_pieces(text: str) -> list[int]:

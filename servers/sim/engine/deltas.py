@@ -45,3 +45,15 @@ class DeltaStream:
             raise item
         self._open -= item.finish is not None
         return item
+
+
+@dataclass(slots=True)
+class OutputState:
+    """Of one sequence: where its tokens go, and their times for the latency metrics."""
+
+    deltas: DeltaStream
+    choice: int
+    arrived_at: float
+    abort_after: int | None = None  # tokens, by a fault
+    tokens: int = 0
+    last_at: float | None = None

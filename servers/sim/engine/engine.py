@@ -8,26 +8,34 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ppd.proxy.laws.step_time import request_time_s, transfer_time_s
+from ppd.proxy.laws.step_time import request_time_s
 
 from ..core.block_pool import BlockPool
-from ..core.config import LoadFailurePolicy, SimConfig
+from ..core.config import SimConfig
 from ..core.counters import Counters
+from ..core.embeddings import EmbeddingStore, MediaInput, placed
 from ..core.errors import EngineFailure
-from ..core.fault_orders import Faults
-from ..core.handoffs import HandoffLedger, RemotePrefill, Transfer, read_transfer
-from ..core.scheduler import EngineDied, Output, Pull, Scheduler
+from ..core.fault_orders import FaultKind, Faults
+from ..core.handoffs import HandoffLedger, Transfer
+from ..core.scheduler import EngineDied, Output, Scheduler
 from ..core.sequence import Finish, Generation, Sequence
-from .deltas import Delta, DeltaStream
+from ..encoding.encoder import Encoder
+from ..encoding.media_parts import EmbeddingSource
+from ..protocols import PROTOCOLS
+from ..protocols.legs import Own
+from .arrivals import Arrivals
+from .deltas import Delta, DeltaStream, OutputState
 from .kv_events import KvEventPublisher
+from .meetings import Meetings
 from .metrics import MetricsRegistry
 from .port import Listener
-from .side_channel import Peers, SideChannelError
+from .pulls import Pulls
+from .side_channel import Peers
 
 _log = logging.getLogger(__name__)
 _CATCH_UP_S = 0.05  # the most delay that later steps make up for
@@ -40,18 +48,6 @@ class Received:
     path: str
     headers: Mapping[str, str]  # names in any case
     body: bytes
-
-
-@dataclass(slots=True)
-class _OutputState:
-    """Of one sequence: where its tokens go, and their times for the latency metrics."""
-
-    deltas: DeltaStream
-    choice: int
-    arrived_at: float
-    abort_after: int | None = None  # tokens, by a fault
-    tokens: int = 0
-    last_at: float | None = None
 
 
 class SimEngine:
@@ -81,17 +77,20 @@ class SimEngine:
         self.started_at = time.time()
         self.counters = Counters()
         self.received: deque[Received] = deque(maxlen=config.keep_requests)
-        self.metrics = MetricsRegistry(self)
         self.is_dead = False
         self.is_stopping = False
+        self.protocol = PROTOCOLS[config.connector]
+        self.metrics = MetricsRegistry(self, self.protocol.engine)
+        self.meetings = Meetings(self.protocol, self.counters, config.meeting_timeout_s, self._is_pinned)
         self._peers = peers
+        self._pulls = Pulls(self, peers, now)
         self.events = events
         self._now = now
         self._new_id = new_id
         self._kill = kill
         self._faults = Faults()
         self._fault_change = asyncio.Event()  # set when faults change or the engine stops, then replaced by a new one
-        self._output_states: dict[str, _OutputState] = {}
+        self._output_states: dict[str, OutputState] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._start_empty()
@@ -105,8 +104,16 @@ class SimEngine:
             announces_hits=self.events is not None and self.events.announces_hits,
         )
         self.handoffs = HandoffLedger(self.pool, self.counters, lease_s=config.lease_s, now=self._now)
+        self.embeddings = EmbeddingStore(config.encoder_cache_items)
+        self.encoder = Encoder(config, self.embeddings)
+        self.arrivals = Arrivals(self.counters)
         self.scheduler = Scheduler(
-            self.pool, self.handoffs, self.counters, config.profile, max_num_seqs=config.max_num_seqs
+            self.pool,
+            *(self.handoffs, self.counters, config.profile),
+            max_num_seqs=config.max_num_seqs,
+            embeddings=self.embeddings,
+            encoder_item_s=config.encoder_item_s,
+            keeps_s=config.keeps_s,
         )
 
     @property
@@ -128,6 +135,13 @@ class SimEngine:
     def pinned(self) -> int:
         return len(self.handoffs)
 
+    def _is_pinned(self, request_id: str) -> bool:
+        return request_id in self.handoffs
+
+    @property
+    def own(self) -> Own:
+        return Own(self.config.role, self.engine_id, *self.side_address, reads_back=self.config.bidirectional_kv_xfer)
+
     def new_id(self) -> str:
         return self._new_id()
 
@@ -137,7 +151,7 @@ class SimEngine:
     def start(self) -> None:
         self._spawn(self._run())
         if self.config.transfers_kv:
-            self._spawn(self._heartbeat())
+            self._spawn(self._pulls.heartbeat())
 
     def stop(self) -> None:
         """Ends every request in flight with finish reason abort; later requests end so at once."""
@@ -148,6 +162,7 @@ class SimEngine:
         for state in self._output_states.values():
             state.deltas.put(Delta(state.choice, "", None, Finish.ABORT))
         self._output_states.clear()
+        self.meetings.end()
 
     def reset_prefix_cache(self, *, preempts: bool) -> bool:
         """False while a block is in use, which running sequences no longer do if they are preempted first."""
@@ -180,6 +195,9 @@ class SimEngine:
             await self._fault_change.wait()
         return stalled
 
+    def until_changed(self) -> Coroutine[Any, Any, Any]:
+        return self._fault_change.wait()
+
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
@@ -193,50 +211,59 @@ class SimEngine:
 
         abort_after: tokens of each choice after which the engine aborts it, by a fault.
         """
-        transfer = self._transfer(generation.transfer_params)
-        sequences = self._sequences(generation, request_id, transfer)
+        sequences = self._sequences(generation, request_id)
+        keys = [one.transfer.meeting for one in sequences if one.transfer.hands_over and one.transfer.key]
         deltas = DeltaStream(len(sequences))
         arrived_at = self._now()
+        self.meetings.offer(keys)
         try:
+            await self.meetings.until_decode(keys)
+            await asyncio.gather(*map(self._pulls.borrow, sequences))
             prompt_tokens = sum(map(len, generation.prompts))
-            pulled = transfer.remote is not None
+            pulled = sequences[0].transfer.remote is not None and sequences[0].transfer.read_back is None
             new_tokens = 0 if pulled else sum(map(self.scheduler.new_tokens, sequences[:: generation.choices]))
-            await self._pause(request_time_s(self.config.profile, prompt_tokens, new_tokens))
+            await self.pause(request_time_s(self.config.profile, prompt_tokens, new_tokens))
             for choice, sequence in enumerate(sequences):
-                self._submit(sequence, _OutputState(deltas, choice, arrived_at, abort_after))
+                self._submit(sequence, OutputState(deltas, choice, arrived_at, abort_after))
             yield deltas
         finally:
             for sequence in sequences:
                 self._abandon(sequence)
+            self.meetings.withdraw(keys)
 
-    def decline(self, params: Any) -> None:
-        """For a request that is refused before it is scheduled: tells P, if it names one, to free its blocks."""
-        remote = self._transfer(params).remote if isinstance(params, dict) else None
-        if remote is not None:
-            self._spawn(self._notify(remote))
+    async def fetch(self, inputs: Iterable[MediaInput], given: Mapping[str, EmbeddingSource]) -> None:
+        await self._peers.fetch(inputs, given, self.embeddings)
 
-    def _transfer(self, params: dict[str, Any] | None) -> Transfer:
-        return read_transfer(params) if self.config.transfers_kv else Transfer()
+    def decline(self, transfer: Transfer) -> None:
+        """Of a request that ends before its pull: vLLM tells P to free the blocks; others do not, nor is a D told."""
+        if self.protocol.engine == "vllm" and transfer.remote and transfer.read_back is None and not transfer.is_sent:
+            self._spawn(self._pulls.free(transfer, transfer.remote))
 
-    def _sequences(self, generation: Generation, request_id: str, transfer: Transfer) -> list[Sequence]:
+    def _sequences(self, generation: Generation, request_id: str) -> list[Sequence]:
         model = generation.model if generation.model in self.config.loras else self.config.model
         key = hashlib.sha256(f"{model}:{self.config.seed}".encode()).digest()
+        prompts = [prompt for prompt in generation.prompts for _ in range(generation.choices)]
+        transfers = [self._ordered(transfer) for transfer in generation.transfers] or [Transfer()] * len(prompts)
         return [
             Sequence(
                 id=f"{request_id}-{self._new_id()[:8]}",
                 prompt=prompt,
-                sampling=generation.sampling,
+                sampling=generation.sampling.first_token() if transfer.ends_after_prefill else generation.sampling,
                 namespace=generation.namespace,
                 session_id=generation.session_id,
                 tokenizer=self.config.tokenizer,
                 answer_key=key,
                 transfer=transfer,
+                media=placed(prompt, generation.media),
             )
-            for prompt in generation.prompts
-            for _ in range(generation.choices)
+            for prompt, transfer in zip(prompts, transfers, strict=True)
         ]
 
-    def _submit(self, sequence: Sequence, state: _OutputState) -> None:
+    def _ordered(self, transfer: Transfer) -> Transfer:
+        is_absent = bool(transfer.key) and self._faults.take_of_transfer(FaultKind.ABSENT)
+        return replace(transfer, is_absent=True) if is_absent else transfer
+
+    def _submit(self, sequence: Sequence, state: OutputState) -> None:
         if self.is_dead:
             raise EngineFailure("EngineCore encountered an issue.")
         if self.is_stopping:
@@ -247,7 +274,7 @@ class SimEngine:
         self._abort_on_order(sequence, state)
         self.wake()
 
-    def _abort_on_order(self, sequence: Sequence, state: _OutputState) -> None:
+    def _abort_on_order(self, sequence: Sequence, state: OutputState) -> None:
         if state.tokens == state.abort_after and sequence.id in self._output_states:
             state.deltas.put(Delta(state.choice, "", None, Finish.ABORT))
             self._abandon(sequence)
@@ -255,9 +282,9 @@ class SimEngine:
     def _abandon(self, sequence: Sequence) -> None:
         if self._output_states.pop(sequence.id, None) is None or self.is_dead:
             return
-        remote = sequence.transfer.remote
-        if sequence.wants_pull and remote is not None:
-            self._spawn(self._notify(remote))
+        if sequence.wants_pull:
+            self.decline(sequence.transfer)
+        self._pulls.leave(sequence)
         self.scheduler.abort(sequence)
         self.wake()
 
@@ -270,7 +297,10 @@ class SimEngine:
                 self.handoffs.expire()
                 step = self.scheduler.plan()
                 for pull in step.pulls:
-                    self._spawn(self._pull(pull))
+                    if pull.sequence.transfer.is_sent:
+                        await self._pulls.receive(pull)
+                    else:
+                        self._spawn(self._pulls.run(pull))
                 if not step.chunks:
                     self._publish()
                     await self._idle()
@@ -280,7 +310,7 @@ class SimEngine:
                 ends_at = max(ends_at, clock() - _CATCH_UP_S) + step.duration_s * self.config.time_scale
                 await asyncio.sleep(max(0.0, ends_at - clock()))
                 for output in self.scheduler.complete(step):
-                    self._deliver(output)
+                    self.deliver(output)
                 self._publish()
         except EngineDied as death:
             _log.error("engine died: %s", death)
@@ -302,75 +332,47 @@ class SimEngine:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), timeout)
 
-    async def _pull(self, pull: Pull) -> None:
-        profile, latencies = self.config.profile, self.metrics.latencies
-        begun = self._now()
-        try:
-            if await self.stalls(pull.remote.engine_id) or self._faults.take_load():
-                raise SideChannelError("a fault was ordered")
-            contents = await self._peers.read(pull.remote, pull.remote_ids)
-        except SideChannelError as failure:
-            _log.warning("KV load failed: %s", failure)
-            self.counters.failed_transfers += 1
-            recompute = self.config.load_failure_policy is LoadFailurePolicy.RECOMPUTE
-            output = self.scheduler.pull_failed(pull, recompute=recompute)
-            if output is not None:
-                self._deliver(output)
-        else:
-            await self._pause(transfer_time_s(profile, pull.tokens))
-            await self._notify(pull.remote)
-            latencies.transfer_s.observe(self._now() - begun)
-            latencies.transfer_bytes.observe(pull.tokens * profile.kv_bytes_per_token)
-            self.scheduler.pull_arrived(pull, contents)
-        self.wake()
-
-    async def _notify(self, remote: RemotePrefill) -> None:
-        try:
-            await self._peers.close(remote)
-        except SideChannelError:
-            self.counters.failed_notifications += 1
-
-    async def _heartbeat(self) -> None:
-        """Extends the leases of prompts that are queued here for a pull, six times per lease."""
-        while True:
-            await asyncio.sleep(self.config.lease_s / 6)
-            for sequence in self.scheduler.sequences:
-                remote = sequence.transfer.remote
-                if sequence.wants_pull and remote is not None and remote.has_heartbeat:
-                    with suppress(SideChannelError):
-                        await self._peers.extend(remote)
-
-    def _deliver(self, output: Output) -> None:
+    def deliver(self, output: Output) -> None:
         sequence, handed_over, now = output.sequence, output.handed_over, self._now()
         state = self._output_states.get(sequence.id)
         if state is None:
             return
+        if handed_over:
+            if self._faults.take_of_transfer(FaultKind.EXPIRE):
+                self.handoffs.end_lease(handed_over.request_id)
+            if sequence.transfer.receiver is not None and not sequence.transfer.is_sent:
+                self._spawn(self._pulls.push(sequence, handed_over))
         latencies = self.metrics.latencies
         if output.token is not None:
-            if state.last_at is None:
-                latencies.first_token_s.observe(now - state.arrived_at)
-            else:
-                latencies.between_tokens_s.observe(now - state.last_at)
+            first, since = state.last_at is None, state.arrived_at if state.last_at is None else state.last_at
+            (latencies.first_token_s if first else latencies.between_tokens_s).observe(now - since)
             state.last_at = now
             state.tokens += 1
         if output.finish is not None:
             latencies.request_s.observe(now - state.arrived_at)
             del self._output_states[sequence.id]
         if output.finish is Finish.ERROR:
-            state.deltas.put(EngineFailure("Internal server error"))
+            state.deltas.put(EngineFailure(output.error))
             return
-        state.deltas.put(
-            Delta(
-                state.choice,
-                output.text,
-                output.token,
-                output.finish,
-                stop_reason=sequence.stop_reason if output.finish else None,
-                cached_tokens=sequence.cached_tokens,
-                transfer_params=handed_over.params(self.engine_id, self.side_address) if handed_over else None,
-                logprobs=output.logprobs,
-            )
+        delta = Delta(
+            state.choice,
+            output.text,
+            output.token,
+            output.finish,
+            stop_reason=sequence.stop_reason if output.finish else None,
+            cached_tokens=sequence.cached_tokens,
+            transfer_params=self.protocol.answer(handed_over, self.own) if handed_over else None,
+            logprobs=output.logprobs,
         )
+        if handed_over and (key := sequence.transfer.meeting):
+            self.meetings.hand_over(key, handed_over)
+            if self.protocol.is_joint:
+                self._spawn(self.meetings.put_once_taken(key, delta, state.deltas))
+                return
+            if sequence.transfer.is_sent:
+                self._spawn(self._pulls.put_once_sent(sequence, handed_over, delta, state.deltas))
+                return
+        state.deltas.put(delta)
         self._abort_on_order(sequence, state)
 
     async def _listen_again(self, after_s: float, change: asyncio.Event) -> None:
@@ -388,7 +390,7 @@ class SimEngine:
         if self.events is not None and self.pool.events:
             self.events.publish(self.pool.events, self._faults.take_batch())
 
-    async def _pause(self, duration_s: float) -> None:
+    async def pause(self, duration_s: float) -> None:
         await asyncio.sleep(duration_s * self.config.time_scale)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -1,18 +1,14 @@
-"""`/metrics` under vLLM's names. Gauges and counters are read from the engine at each scrape."""
+"""`/metrics`, under vLLM's names unless the engine is another. Gauges and counters are read at each scrape."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ..core.block_pool import BlockPool
-from ..core.config import SimConfig
-from ..core.counters import Counters
-from ..core.scheduler import Scheduler
 from ..core.sequence import Finish
+from .other_metrics import METRICS, MetricsSource
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LABELS = ("model_name", "engine")
@@ -20,14 +16,6 @@ _FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.
 _BETWEEN_TOKENS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40)
 _REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _BYTES = tuple(2.0**power for power in range(12, 37, 2))
-
-
-class MetricsSource(Protocol):
-    config: SimConfig
-    counters: Counters
-    pool: BlockPool
-    scheduler: Scheduler
-    started_at: float  # Unix time, seconds
 
 
 class Latencies:
@@ -46,23 +34,28 @@ class Latencies:
 class MetricsRegistry:
     """One engine's registry, and the Prometheus collector of its counters and gauges."""
 
-    def __init__(self, source: MetricsSource) -> None:
+    def __init__(self, source: MetricsSource, engine: str = "vllm") -> None:
         self._source = source
         self._registry = CollectorRegistry()
         self._labels = (source.config.model, "0")
-        self.latencies = Latencies(self._registry, source.config.model)
+        self._others = METRICS.get(engine)
+        self.latencies = Latencies(CollectorRegistry() if self._others else self._registry, source.config.model)
         self._registry.register(self)
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
+        if self._others is not None:
+            yield from self._others(self._source)
+            return
         yield from self._gauges()
         yield from self._counters()
 
     def _gauges(self) -> Iterator[Metric]:
         scheduler, pool, config = self._source.scheduler, self._source.pool, self._source.config
-        yield self._gauge("num_requests_running", "Requests in the batch.", scheduler.running)
+        running = scheduler.running + self._source.encoder.running
+        yield self._gauge("num_requests_running", "Requests in the batch.", running)
         yield self._gauge("num_requests_waiting", "Requests that wait.", scheduler.waiting + scheduler.pulling)
         reasons = GaugeMetricFamily(
             "vllm:num_requests_waiting_by_reason", "Requests that wait.", labels=(*_LABELS, "reason")

@@ -1,24 +1,38 @@
 """The KV transfer from P to D: a small HTTP server on P, and D's client for it.
 
-It replaces NIXL's ZeroMQ handshake and RDMA reads, and works between processes and hosts. Bodies are msgpack.
+It replaces ZeroMQ handshakes and RDMA, and works between processes and hosts. Bodies are msgpack. Where P pushes, D
+pulls all the same. GETs are for what a protocol's own server on P tells, such as Mooncake's bootstrap server.
+    POST /meet    Meet -> MetPrefill            waits for the prefill under a key; 410 if it will not come
     POST /read    ReadBlocks -> BlockContents   the contents of P's blocks; 409 for another engine, model or block size,
                                                 503 after a wedge
+    POST /store   StoredPrompt                  a prompt's blocks, for this engine's cache or one leg; 409 as /read
+    POST /find    FindBlocks -> BlockContents   what the cache holds of a prompt, once for each key; 410, 409 as above
     POST /close   Notice                        these handoffs are read, or not needed: free them
     POST /extend  Notice                        a heartbeat: keep them
+    GET /embeddings/NAME                        on E: an item's embedding; 410 if it has been evicted
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Annotated, Protocol, TypeVar
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
 from aiohttp import web
 
-from ..core.block_pool import BlockPool
+from ..core.block_pool import BlockPool, Namespace
+from ..core.config import SimConfig
 from ..core.counters import Counters, Trap
-from ..core.handoffs import HandoffLedger, RemotePrefill
+from ..core.embeddings import EmbeddingStore, MediaInput
+from ..core.fault_orders import FaultKind, Faults
+from ..core.handoffs import HandoffLedger, KvSource, RemotePrefill
+from ..encoding.media_parts import EmbeddingSource
+from ..protocols.legs import KvProtocol, Own
+from .arrivals import Arrivals, SentPrompt
+from .meetings import MeetingFailed, Meetings, UsedKeys
 
 
 class ReadBlocks(msgspec.Struct, frozen=True):
@@ -29,8 +43,53 @@ class ReadBlocks(msgspec.Struct, frozen=True):
     block_ids: tuple[int, ...]
 
 
+class Meet(msgspec.Struct, frozen=True):
+    engine_id: str  # empty: D was not told
+    connector: str
+    key: str
+
+
+class MetPrefill(msgspec.Struct, frozen=True):
+    """What P has computed under a key."""
+
+    engine_id: str
+    request_id: str
+    block_ids: tuple[int, ...]
+    tokens: int
+    cached_tokens: int | None  # None: D is not told, and counts all that it is sent
+
+    def remote(self, asked: RemotePrefill) -> RemotePrefill:
+        return RemotePrefill(
+            self.engine_id, self.request_id, asked.host, asked.port, self.block_ids, self.cached_tokens
+        )
+
+
+Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+
+
 class BlockContents(msgspec.Struct, frozen=True):
+    blocks: list[list[Token]]
+
+
+class StoredPrompt(msgspec.Struct, frozen=True):
+    """What P sends unasked."""
+
+    engine_id: str  # empty: P was not told
+    model: str
+    namespace: Namespace
     blocks: list[list[int]]
+    key: str = ""  # of the leg that it is for; empty: for the cache
+    tokens: int = 0
+
+
+class FindBlocks(msgspec.Struct, frozen=True):
+    """What a peer wants of a prompt that this engine may hold."""
+
+    engine_id: str  # empty: the peer was not told
+    key: str
+    model: str
+    block_size: int
+    hashes: list[int]  # of the prompt's full blocks, from its head
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -42,56 +101,136 @@ class SideChannelError(Exception):
     """The other engine cannot be reached, is another one, or refused."""
 
 
-_Message = TypeVar("_Message", ReadBlocks, Notice)
+_SAID_BYTES = 256  # of a refusal
+
+_Message = TypeVar("_Message", ReadBlocks, Meet, StoredPrompt, FindBlocks, Notice)
+
+
+class ServingEngine(Protocol):
+    """What the side channel needs of P."""
+
+    config: SimConfig
+    counters: Counters
+    handoffs: HandoffLedger
+    meetings: Meetings
+    pool: BlockPool
+    embeddings: EmbeddingStore
+    arrivals: Arrivals
+    protocol: KvProtocol
+
+    @property
+    def faults(self) -> Faults: ...
+
+    @property
+    def own(self) -> Own: ...
+
+    def kill(self) -> None: ...
+
+    async def stalls(self, engine_id: str) -> bool: ...
+
+    def wake(self) -> None: ...
 
 
 class SideChannel:
-    """P's end. `wake` is called when blocks come free; `stalls` waits while a fault stops transfers (`SimEngine`)."""
+    """P's end."""
 
-    def __init__(
-        self,
-        *,
-        engine_id: str,
-        model: str,
-        pool: BlockPool,
-        handoffs: HandoffLedger,
-        counters: Counters,
-        wake: Callable[[], None],
-        stalls: Callable[[str], Awaitable[bool]],
-    ) -> None:
-        self._engine_id = engine_id
-        self._model = model
-        self._pool = pool
-        self._handoffs = handoffs
-        self._counters = counters
-        self._wake = wake
-        self._stalls = stalls
+    def __init__(self, engine: ServingEngine) -> None:
+        self._engine = engine
+        self._searches = UsedKeys(engine.counters)
 
     def app(self) -> web.Application:
         app = web.Application()
+        app.router.add_post("/meet", self._meet)
         app.router.add_post("/read", self._read)
-        app.router.add_post("/close", self._notice(self._handoffs.close))
-        app.router.add_post("/extend", self._notice(self._handoffs.extend))
+        app.router.add_post("/store", self._store)
+        app.router.add_post("/find", self._find)
+        app.router.add_post("/close", self._notice(self._close))
+        app.router.add_post("/extend", self._notice(self._engine.handoffs.extend))
+        app.router.add_get("/embeddings/{name}", self._embedding)
+        app.router.add_get("/{page:.*}", self._page)
         return app
 
-    async def _read(self, request: web.Request) -> web.Response:
-        message = await self._message(request, ReadBlocks)
-        if (message.model, message.block_size) != (self._model, self._pool.block_size):
+    async def _meet(self, request: web.Request) -> web.Response:
+        engine, message = self._engine, await self._message(request, Meet)
+        if message.connector != engine.config.connector:
             raise web.HTTPConflict
-        if await self._stalls(self._engine_id):
+        try:
+            handed_over = await engine.meetings.join(message.key)
+        except MeetingFailed as exc:
+            raise web.HTTPGone(text=str(exc)) from exc
+        if engine.faults.take_of_transfer(FaultKind.KILL_AT_TRANSFER):
+            engine.kill()
+            raise web.HTTPGone
+        engine.handoffs.expire()
+        if handed_over.request_id not in engine.handoffs:
+            engine.counters.traps[Trap.EXPIRED_HANDOFF] += 1
+            raise web.HTTPGone(text="the prefill has expired")
+        met = MetPrefill(
+            engine.own.engine_id,
+            handed_over.request_id,
+            handed_over.block_ids,
+            handed_over.tokens,
+            None if engine.protocol.engine == "vllm" else handed_over.cached_tokens,
+        )
+        return web.Response(body=msgspec.msgpack.encode(met))
+
+    async def _read(self, request: web.Request) -> web.Response:
+        engine, message = self._engine, await self._message(request, ReadBlocks)
+        if (message.model, message.block_size) != (engine.config.model, engine.pool.block_size):
+            raise web.HTTPConflict
+        if await engine.stalls(engine.own.engine_id):
             raise web.HTTPServiceUnavailable
         try:
-            contents = self._handoffs.read(message.request_id, message.block_ids)
+            contents = engine.handoffs.read(message.request_id, message.block_ids)
         except IndexError as exc:
             raise web.HTTPBadRequest from exc
-        self._wake()
+        engine.wake()
         return web.Response(body=msgspec.msgpack.encode(BlockContents(contents)))
+
+    async def _store(self, request: web.Request) -> web.Response:
+        engine, message = self._engine, await self._message(request, StoredPrompt)
+        sizes = {len(block) for block in message.blocks}
+        if message.model != engine.config.model or not sizes <= {engine.pool.block_size}:
+            raise web.HTTPConflict
+        if message.key:
+            engine.arrivals.put(message.key, SentPrompt(message.tokens, message.blocks))
+        else:
+            engine.pool.store(message.blocks, message.namespace)
+        return web.Response()
+
+    async def _find(self, request: web.Request) -> web.Response:
+        engine, message = self._engine, await self._message(request, FindBlocks)
+        if (message.model, message.block_size) != (engine.config.model, engine.pool.block_size):
+            raise web.HTTPConflict
+        if not self._searches.use(message.key):
+            raise web.HTTPGone(text=f"{message.key} was used before")
+        if await engine.stalls(engine.own.engine_id):
+            raise web.HTTPServiceUnavailable
+        contents = [list(block.content) for block in engine.pool.match(message.hashes)]
+        return web.Response(body=msgspec.msgpack.encode(BlockContents(contents)))
+
+    async def _embedding(self, request: web.Request) -> web.Response:
+        tokens = self._engine.embeddings.tokens(request.match_info["name"])
+        if tokens is None:
+            raise web.HTTPGone(text="the embedding has been evicted")
+        return web.Response(body=msgspec.msgpack.encode(tokens))
+
+    async def _page(self, request: web.Request) -> web.Response:
+        page = self._engine.protocol.page(request.path, request.query, self._engine.own)
+        if page is None:
+            raise web.HTTPNotFound
+        status, answer = page
+        return web.Response(body=msgspec.json.encode(answer), status=status, content_type="application/json")
+
+    def _close(self, request_id: str) -> None:
+        self._engine.handoffs.close(request_id)
+        self._engine.meetings.take(request_id)
 
     def _notice(self, act: Callable[[str], None]) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
             for request_id in (await self._message(request, Notice)).request_ids:
                 act(request_id)
-            self._wake()
+            self._engine.wake()
             return web.Response()
 
         return handle
@@ -101,8 +240,8 @@ class SideChannel:
             message = msgspec.msgpack.decode(await request.read(), type=kind)
         except msgspec.DecodeError as exc:
             raise web.HTTPBadRequest from exc
-        if message.engine_id != self._engine_id:
-            self._counters.traps[Trap.WRONG_ENGINE] += 1
+        if message.engine_id not in ("", self._engine.own.engine_id):
+            self._engine.counters.traps[Trap.WRONG_ENGINE] += 1
             raise web.HTTPConflict
         return message
 
@@ -110,24 +249,59 @@ class SideChannel:
 class Peers:
     """D's end: reads from and notifies any engine that a handoff names. Every method raises SideChannelError."""
 
-    def __init__(self, session: aiohttp.ClientSession, *, model: str, block_size: int, timeout_s: float) -> None:
+    def __init__(self, session: aiohttp.ClientSession, config: SimConfig) -> None:
         self._session = session
-        self._model = model
-        self._block_size = block_size
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._read_timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeout_s)
+        self._connector = config.connector
+        self._model = config.model
+        self._block_size = config.block_size
+        self._timeout = aiohttp.ClientTimeout(total=config.peer_timeout_s)
+        self._patient = aiohttp.ClientTimeout(total=None, sock_connect=config.peer_timeout_s)
+
+    async def meet(self, remote: RemotePrefill, key: str) -> MetPrefill:
+        """Waits, without a time-out, for P to have computed the prompt under the key."""
+        message = Meet(remote.engine_id, self._connector, key)
+        body = await self._post(remote, "/meet", message, self._patient)
+        try:
+            return msgspec.msgpack.decode(body, type=MetPrefill)
+        except msgspec.DecodeError as exc:
+            raise SideChannelError("the peer's answer is not a prefill") from exc
 
     async def read(self, remote: RemotePrefill, block_ids: tuple[int, ...]) -> list[list[int]]:
         """The tokens of each block, by block id. As on vLLM, a read that has begun has no time-out."""
         message = ReadBlocks(remote.engine_id, self._model, self._block_size, remote.request_id, block_ids)
-        body = await self._post(remote, "/read", message, self._read_timeout)
-        try:
-            blocks = msgspec.msgpack.decode(body, type=BlockContents).blocks
-        except msgspec.DecodeError as exc:
-            raise SideChannelError("the peer's answer is not block contents") from exc
+        blocks = _blocks(await self._post(remote, "/read", message, self._patient))
         if [len(block) for block in blocks] != [self._block_size] * len(block_ids):
             raise SideChannelError("the peer's answer has other blocks than were asked for")
         return blocks
+
+    async def store(self, receiver: tuple[str, int], prompt: StoredPrompt) -> None:
+        await self._post(RemotePrefill("", "", *receiver, None), "/store", prompt, self._timeout)
+
+    async def find(self, source: KvSource, hashes: list[int]) -> list[list[int]]:
+        """The contents of as many of these blocks as the peer holds, from the first on."""
+        remote = RemotePrefill("", "", source.host, source.port, None)
+        message = FindBlocks("", source.key, self._model, self._block_size, hashes)
+        return _blocks(await self._post(remote, "/find", message, self._timeout))
+
+    async def fetch(
+        self, inputs: Iterable[MediaInput], given: Mapping[str, EmbeddingSource], store: EmbeddingStore
+    ) -> None:
+        """Embeddings from encoders, side by side. One that does not come is made here, or its request fails."""
+        missing = [media for media in inputs if media.name in given and not store.holds(media)]
+        found = await asyncio.gather(*(self._embedding(given[media.name], media.name) for media in missing))
+        for media, tokens in zip(missing, found, strict=True):
+            if tokens is not None:
+                store.put(media.name, tokens)
+
+    async def _embedding(self, source: EmbeddingSource, name: str) -> tuple[int, ...] | None:
+        """None where the encoder has it no more, or does not answer."""
+        url = f"http://{source.peer_host}:{source.peer_port}/embeddings/{quote(name, safe='')}"
+        try:
+            async with self._session.get(url, timeout=self._timeout) as answer:
+                body = await answer.read()
+                return msgspec.msgpack.decode(body, type=tuple[int, ...]) if answer.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, ValueError, msgspec.DecodeError):
+            return None
 
     async def close(self, remote: RemotePrefill) -> None:
         await self._post(remote, "/close", Notice(remote.engine_id, (remote.request_id,)), self._timeout)
@@ -136,13 +310,25 @@ class Peers:
         await self._post(remote, "/extend", Notice(remote.engine_id, (remote.request_id,)), self._timeout)
 
     async def _post(
-        self, remote: RemotePrefill, path: str, message: ReadBlocks | Notice, timeout: aiohttp.ClientTimeout
+        self,
+        remote: RemotePrefill,
+        path: str,
+        message: Meet | ReadBlocks | StoredPrompt | FindBlocks | Notice,
+        timeout: aiohttp.ClientTimeout,
     ) -> bytes:
         url = f"http://{remote.host}:{remote.port}{path}"
         try:
             async with self._session.post(url, data=msgspec.msgpack.encode(message), timeout=timeout) as answer:
                 if answer.status != 200:
-                    raise SideChannelError(f"the peer answered {answer.status}")
+                    said = (await answer.content.read(_SAID_BYTES)).decode("utf-8", "replace")
+                    raise SideChannelError(f"the peer answered {answer.status}: {said}")
                 return await answer.read()
         except (aiohttp.ClientError, TimeoutError, ValueError) as exc:
             raise SideChannelError("the peer cannot be reached") from exc
+
+
+def _blocks(body: bytes) -> list[list[int]]:
+    try:
+        return msgspec.msgpack.decode(body, type=BlockContents).blocks
+    except msgspec.DecodeError as exc:
+        raise SideChannelError("the peer's answer is not block contents") from exc

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from ..core.errors import BadRequest
 from ..core.structured_text import CALL_ARGUMENTS, CALL_CLOSING, CALL_OPENING
-from ..core.tokens import Tokenizer, media_tokens
+from ..core.tokens import Tokenizer, digest_of_numbers, media_digest, media_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
     """A picture or sound; equal contents have equal tokens."""
 
-    content: bytes
+    digest: bytes
+
+
+MEDIA_PARTS = frozenset(
+    {
+        *("image_url", "input_image", "image", "input_audio", "audio_url", "video_url", "file", "document"),
+        *("image_embeds", "audio_embeds", "video_embeds"),
+    }
+)
+
+
+def media_of(part: Mapping[str, Any]) -> Media:
+    """Of a part of any API: one content is the same item however it is written. BadRequest for strange metadata."""
+    kind = part["type"]
+    held = part.get(kind) or part.get("source") or part.get("image_url")
+    if kind.endswith("_embeds") and isinstance(held, dict):
+        if (digest := digest_of_numbers(held.get("image_grid_thw"))) is None:
+            raise BadRequest(f"{kind}: image_grid_thw is not what an encoder tells.", "messages")
+        return Media(digest)
+    if isinstance(held, dict):
+        held = held.get("url") or held.get("data") or held
+    content = held.rpartition(";base64,")[2] if isinstance(held, str) else json_text(held, is_sorted=True)
+    return Media(media_digest(content.encode()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +113,7 @@ def encoded(pieces: Iterable[Text], tokenizer: Tokenizer) -> tuple[int, ...]:
         if isinstance(piece, str):
             text.append(piece)
             continue
-        tokens += tokenizer.tokens("".join(text)) + media_tokens(piece.content)
+        tokens += tokenizer.tokens("".join(text)) + media_tokens(piece.digest)
         text.clear()
     return tuple(tokens + tokenizer.tokens("".join(text)))
 

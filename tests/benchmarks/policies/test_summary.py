@@ -9,7 +9,7 @@ import pytest
 from benchmarks.policies.campaign import Campaign
 from benchmarks.policies.cells import PARTS, Cell
 from benchmarks.policies.figures import goodput_figure, looks
-from benchmarks.policies.measuring import Method
+from benchmarks.policies.measuring import Method, Question
 from benchmarks.policies.records import CellRecord
 from benchmarks.policies.report import page
 from benchmarks.policies.summary import compared, ratios
@@ -65,7 +65,17 @@ def test_the_page_names_the_best_and_the_ratio(tmp_path: Path) -> None:
     )
     text = page(campaign, ("traces",), FOUND)
     assert "| traces: the best other of each cell | 2 | 25ms@0.9 | 1.00 | 0.50 | chats.2P_2D.usual | 1 |" in text
+    assert "| traces: oracle | 1 | 25ms@0.9 | 0.33 | 0.33 | chats.1P_3D.usual | 0 |" in text
     assert "**2 (0%)**" in next(line for line in text.splitlines() if line.startswith("| chats.2P_2D.usual |"))
+
+
+def test_a_question_that_nothing_answers_has_no_table(tmp_path: Path) -> None:
+    questions = (Question(0.025, 0.9, 2), Question(0.015, 0.9, 2))
+    method = Method(data=tmp_path, questions=questions)
+    campaign = Campaign(cells=PARTS["traces"], modes=NAMES, subject="slo", method=method, folder=tmp_path)
+    text = page(campaign, ("traces",), FOUND)
+    assert "Not measured: 15ms@0.9." in text
+    assert text.count("Sessions a second") == 1
 
 
 def test_no_two_modes_look_alike() -> None:

@@ -364,13 +364,8 @@ async def test_wrong_keys_cost_time_and_right_ones_from_the_same_address_none(
         while answered < FREE:
             await asyncio.sleep(0.005)
             answered = sum(task.done() for task in asking)
-        loop = asyncio.get_running_loop()
-        began_s, count = loop.time(), 0
-        while loop.time() < began_s + 0.3:
-            turn = await fleet.post("/v1/chat/completions", body, bearer("some"))
-            assert turn.status == 200
-            count += 1
-        assert count > 3 and not all(task.done() for task in asking)
+        turn = await fleet.post("/v1/chat/completions", body, bearer("some"))
+        assert turn.status == 200 and not all(task.done() for task in asking)
         done, waiting = await asyncio.wait(asking, timeout=1.0)
         assert {task.result().status for task in done} == {401} and waiting
         for task in waiting:

@@ -12,11 +12,13 @@ from itertools import product
 
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.failures import ROWS, Cause, Failure, FailureRule, Leg, Phase
+from ppd.proxy.telemetry.receipts import LegRecord
 from ppd.servers.sim.api.reply import openai_error
 from ppd.servers.sim.core.errors import OrderedError
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
 from ppd.servers.sim.engine.engine import SimEngine
 from tests.e2e.failures.fleet import FaultFleet, Seen
+from tests.support.scripted_workers import stop_listening
 
 HANDOFF_MAX_AGE_S = ProxyConfig().handoff_max_age_s
 SOME_EVENTS = 4  # of a stream, so that the client has some of its text
@@ -65,11 +67,16 @@ class Strike:
 
     def is_at_work(self) -> bool:
         """The leg is begun."""
-        legs = self.field.newest().legs
-        return bool(legs) and legs[-1].kind is self.case.leg and legs[-1].ended_s is None
+        return self.record is not None and self.record.ended_s is None
 
     def has_head(self) -> bool:
-        return self.is_at_work() and self.field.newest().legs[-1].status is not None
+        return self.is_at_work() and self.record is not None and self.record.status is not None
+
+    @property
+    def record(self) -> LegRecord | None:
+        """Of the turn's newest leg of this kind, which need not be its newest leg."""
+        legs = [leg for leg in self.field.newest().legs if leg.kind is self.case.leg]
+        return legs[-1] if legs else None
 
 
 Arm = Callable[[SimEngine], AbstractAsyncContextManager[None]]
@@ -159,7 +166,7 @@ def raw(answer: bytes) -> Arm:
             try:
                 yield
             finally:
-                server.close()
+                await stop_listening(server)
                 while connections:  # a spare one would be taken for the worker's own
                     connections.pop().transport.abort()
                 await asyncio.sleep(0.01)  # until the proxy knows

@@ -23,7 +23,6 @@ from ppd.servers.sim.engine.engine import SimEngine
 from tests.support.fleet import Fleet, has_work, start_engine
 from tests.support.proxy import ADMIN_KEY
 
-LOOKS_S = 5.0  # in which the proxy has looked at its fleet more than once
 TIMEOUTS = ("connect_timeout_s", "prefill_timeout_s", "first_event_timeout_s", "answer_timeout_s", "idle_timeout_s")
 HASTY: dict[str, Any] = dict.fromkeys(TIMEOUTS, 0.6)  # for time-outs that a test waits for; any other could meet one
 SETTINGS: dict[str, Any] = {
@@ -132,7 +131,7 @@ class FaultFleet(Fleet):
         cls, names: str = "", *, engine: Mapping[str, Any] | None = None, **settings: Any
     ) -> AsyncIterator[Self]:
         async with super().of(**settings) as made:
-            made.proxy.upstream.uptime = made.uptime
+            made.proxy.upstream.uptime = made.proxy.state.handles.uptime = made.uptime
             made.engines["reference"] = await start_engine(made.stack, "R")
             for name in names.split():
                 await made.add(name, **(engine or {}))
@@ -218,16 +217,6 @@ class FaultFleet(Fleet):
         finally:
             blocking.cancel()
             await asyncio.wait({blocking})
-
-    async def until_known(self) -> None:
-        """Until the proxy has noted that these workers have come, at which it forgets what it held against them."""
-        breakers, now = self.proxy.state.health.breakers, self.proxy.state.now
-        for view in self.proxy.state.registry.views():
-            breakers.failed(view.id, now(), began_s=now(), at_once=True)
-        try:
-            await self.until(lambda: not breakers.states(now()), LOOKS_S)
-        except TimeoutError:
-            self.forgive()  # it had noted them before
 
     def forgive(self) -> None:
         """Nothing that a case did to workers is held against them in the next one."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -21,16 +20,6 @@ LONG = "A message of some length, so that there are blocks to move. " * 10
 NUMBERS = itertools.count()  # no two openers are alike
 SPLIT = {"mode": Mode.ALWAYS_SPLIT}
 REPLICA = {"mode": Mode.REPLICA}
-
-
-async def noticed(fleet: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Until the proxy has noted that its workers came: from then on they answer for what they do."""
-    await fleet.until(lambda: caplog.text.count(": up") >= len(fleet.engines))
-
-
-@pytest.fixture(autouse=True)
-def logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
 
 
 def asked(fleet: Any) -> dict[str, int]:
@@ -69,10 +58,9 @@ async def at_once(count: int, one: Callable[[int], Awaitable[Turn]]) -> list[Tur
     ids=["replica-5xx", "replica-reset", "replica-garbage", "prefill-5xx", "decode-close"],
 )
 async def test_a_worker_that_fails_three_times_in_a_row_is_passed_over(
-    start_fleet: Any, caplog: pytest.LogCaptureFixture, names: str, settings: Any, bad: str, fault: Order
+    start_fleet: Any, names: str, settings: Any, bad: str, fault: Order
 ) -> None:
     async with start_fleet(names, breaker_open_s=60.0, **settings) as fleet:
-        await noticed(fleet, caplog)
         fleet.engines[bad].faults = Faults([fault])
         found = Counter[Any]()
         async with asyncio.timeout(20):
@@ -101,10 +89,9 @@ async def test_a_worker_that_fails_three_times_in_a_row_is_passed_over(
 )
 @pytest.mark.parametrize(("names", "settings"), [("R1", REPLICA), ("P1 D1", SPLIT)], ids=["alone", "pair"])
 async def test_what_is_no_failure_of_the_worker_opens_nothing(
-    start_fleet: Any, caplog: pytest.LogCaptureFixture, names: str, settings: Any, fault: Order
+    start_fleet: Any, names: str, settings: Any, fault: Order
 ) -> None:
     async with start_fleet(names, queue_timeout_s=0.1, breaker_failures=2, **settings) as fleet:
-        await noticed(fleet, caplog)
         for engine in fleet.engines.values():
             engine.faults = Faults([replace_order(fault)])
         assert {status for status, _ in await openers(fleet, 4)} == {fault.status}
@@ -117,13 +104,12 @@ def replace_order(order: Order) -> Order:
     return Order(**{name: getattr(order, name) for name in order.__struct_fields__})
 
 
-async def test_clients_that_leave_open_nothing(start_fleet: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_clients_that_leave_open_nothing(start_fleet: Any) -> None:
     async with start_fleet("P1 D1", breaker_failures=1, **SPLIT) as fleet:
 
         def received_more(name: str, before: int) -> bool:
             return len(fleet.engines[name].received) > before
 
-        await noticed(fleet, caplog)
         for name in ("P1", "D1"):
             fleet.engines[name].faults = Faults(hang=3)
             for n in range(3):
@@ -137,11 +123,8 @@ async def test_clients_that_leave_open_nothing(start_fleet: Any, caplog: pytest.
         assert (await fleet.conversation().say(LONG)).status == 200
 
 
-async def test_half_open_lets_one_through_and_its_failure_doubles_the_time(
-    start_fleet: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_half_open_lets_one_through_and_its_failure_doubles_the_time(start_fleet: Any) -> None:
     async with start_fleet("R1 R2", engine={"time_scale": 0.1}, breaker_open_s=1.0, **REPLICA) as fleet:
-        await noticed(fleet, caplog)
         bad = fleet.engines["R1"]
         bad.faults = Faults(refuse=1000, refuse_status=500)
         await at_once(12, lambda n: fleet.conversation().say(f"{n} {LONG}"))
@@ -154,9 +137,8 @@ async def test_half_open_lets_one_through_and_its_failure_doubles_the_time(
         assert states(fleet, in_s=2.0) == {"R1": "half_open"}
 
 
-async def test_a_probe_that_succeeds_brings_the_worker_back(start_fleet: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_probe_that_succeeds_brings_the_worker_back(start_fleet: Any) -> None:
     async with start_fleet("R1 R2", breaker_open_s=1.0, **REPLICA) as fleet:
-        await noticed(fleet, caplog)
         fleet.engines["R1"].faults = Faults(refuse=3, refuse_status=500)
         await at_once(12, lambda n: fleet.conversation().say(f"{n} {LONG}"))
         await fleet.until(lambda: states(fleet) == {"R1": "half_open"})
@@ -168,11 +150,8 @@ async def test_a_probe_that_succeeds_brings_the_worker_back(start_fleet: Any, ca
         assert {status for status, _ in found} == {200}
 
 
-async def test_failures_with_a_success_between_them_open_nothing(
-    start_fleet: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_failures_with_a_success_between_them_open_nothing(start_fleet: Any) -> None:
     async with start_fleet("R1", retry_burst=1, retry_share=0.0, **REPLICA) as fleet:
-        await noticed(fleet, caplog)
         for _ in range(3):
             fleet.engines["R1"].faults = Faults(refuse=2, refuse_status=500)
             assert [status for status, _ in await openers(fleet, 3)] == [502, 200]
@@ -193,13 +172,12 @@ async def test_retries_are_a_share_of_traffic_however_much_fails(start_fleet: An
 
 
 async def test_a_wedged_pair_is_found_avoided_and_taken_back_without_a_client_noticing(
-    start_fleet: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    start_fleet: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """KV from P1 never gets to D1, while both are healthy: the canary finds out, and then that it is over."""
     monkeypatch.setattr("ppd.proxy.health.canary.LIMIT_S", 1.0)
     monkeypatch.setattr("ppd.proxy.health.canary.LOOK_EVERY_S", 0.05)
     async with start_fleet("P1 P2 D1 D2", canary_interval_s=0.2, breaker_open_s=0.3, **SPLIT) as fleet:
-        await noticed(fleet, caplog)
         fleet.engines["D1"].faults = Faults(wedge=[fleet.engines["P1"].engine_id])
         await fleet.until(lambda: ("P1", "D1") in states(fleet))
         assert set(states(fleet)) == {("P1", "D1")}
@@ -218,13 +196,12 @@ async def test_a_wedged_pair_is_found_avoided_and_taken_back_without_a_client_no
 
 
 async def test_a_d_that_is_slow_or_overloaded_is_not_the_pairs_fault(
-    start_fleet: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    start_fleet: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ppd.proxy.health.canary.LIMIT_S", 0.3)
     monkeypatch.setattr("ppd.proxy.health.canary.LOOK_EVERY_S", 0.05)
     settings = {"canary_interval_s": 0.1, "breaker_failures": 1000, "connect_timeout_s": 0.1}
     async with start_fleet("P1 D1", **settings, **SPLIT) as fleet:
-        await noticed(fleet, caplog)
         for fault, result in (
             (Order(FaultKind.SLOW, delay_s=5.0, times=1000), "local_failed"),
             (Order(FaultKind.ERROR, status=503, retry_after_s=1, times=1000), "overloaded"),
@@ -244,12 +221,11 @@ async def test_a_d_that_is_slow_or_overloaded_is_not_the_pairs_fault(
 
 
 async def test_a_canary_at_a_half_open_breaker_is_the_one_that_is_let_through(
-    start_fleet: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    start_fleet: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ppd.proxy.health.canary.LOOK_EVERY_S", 0.01)
     settings = {"canary_interval_s": 0.05, "breaker_open_s": 0.2, "breaker_failures": 1}
     async with start_fleet("P1 P2 D1", **settings, **SPLIT) as fleet:
-        await noticed(fleet, caplog)
         p = fleet.engines["P1"]
         p.faults = Faults(refuse=1, refuse_status=500)
         await fleet.until(lambda: "P1" in states(fleet))

@@ -1,4 +1,8 @@
-"""The client leaves, wherever its turn stands: both legs end, and no KV stays pinned on P."""
+"""The client leaves, wherever its turn stands, before the engines of each connector: both legs end, and no KV stays.
+
+Where a turn can be left is tried with every connector. In both forms of an answer it is where legs are sent in another
+order, or P waits for D.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,14 @@ import pytest
 import pytest_asyncio
 
 from ppd.proxy.config import Mode
+from ppd.proxy.connectors import CONNECTORS
 from ppd.proxy.failures import Leg
 from ppd.proxy.policy import Route
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
 from ppd.servers.sim.engine.engine import SimEngine
 from tests.e2e.failures.faults import deaf
 from tests.e2e.failures.fleet import FaultFleet, Seen, Talk
+from tests.e2e.fleet.connector_fleets import join
 from tests.support.fleet import has_work
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -29,7 +35,7 @@ WORDS = "Some words, so that there are blocks to move. " * 3
 TIME_SCALE = 2.0  # a P takes 70 ms for these words, a D 120 ms to its first token and 16 ms to each other
 BOUND_S = 1.0  # for the proxy to let go; it takes 0.1 s, and the machine may be busy
 BEST_S = 0.15  # the same for the best time of each phase, which a busy machine delays less
-OPTIONS = {"nixl": "", "none": ",connector=none", "p2p_nccl": ",connector=p2p_nccl,zmq_address=127.0.0.1:{port}"}
+IN_BOTH_FORMS = ("nixl", "nixl_push", "sglang")  # P, then D; together; together, and P waits for D
 LATE_S = 0.04  # an answer of P's is on its way for this long
 LATE_BODY_S = 0.4  # or, once its head is there, for this long
 
@@ -42,6 +48,10 @@ class Leaving:
     connector: str
     phase: str
     stream: bool
+
+    @property
+    def is_together(self) -> bool:
+        return CONNECTORS[self.connector].order.is_joint
 
     def __str__(self) -> str:
         return f"{self.route}-{self.connector}-{self.phase}-{'stream' if self.stream else 'whole'}"
@@ -63,11 +73,13 @@ LONE_PHASES = ("queue", "connect_d", "d_asked", "d_computes", "mid_stream", "aft
 
 
 def leavings() -> Iterator[Leaving]:
-    for connector, stream in product(OPTIONS, (True, False)):
-        yield from (Leaving(Route.SPLIT, connector, phase, stream) for phase in SPLIT_PHASES)
-        yield from (Leaving(Route.LOCAL, connector, phase, stream) for phase in LONE_PHASES)
-    for stream in (True, False):
-        yield from (Leaving(Route.REPLICA, "none", phase, stream) for phase in LONE_PHASES)
+    for place, connector in enumerate(CONNECTORS):
+        for at, phase in enumerate(SPLIT_PHASES):
+            forms = (True, False) if connector in IN_BOTH_FORMS else ((place + at) % 2 == 0,)
+            yield from (Leaving(Route.SPLIT, connector, phase, stream) for stream in forms)
+    for phase, stream in product(LONE_PHASES, (True, False)):  # no connector has a part in these
+        yield Leaving(Route.LOCAL, "nixl", phase, stream)
+        yield Leaving(Route.REPLICA, "none", phase, stream)
 
 
 class Fleets:
@@ -85,10 +97,10 @@ class Fleets:
             mode = Mode.REPLICA if leaving.route is Route.REPLICA else Mode.ALWAYS_SPLIT
             settings: dict[str, Any] = {"max_inflight": 1, "queue_timeout_s": 20.0}
             field = await self._stack.enter_async_context(FaultFleet.of("", mode=mode, **settings))
-            names = "R1" if leaving.route is Route.REPLICA else "P1 D1 D2"
-            for port, name in enumerate(names.split(), 1):
-                options = OPTIONS[leaving.connector].format(port=port)
-                await field.add(name, options=options, time_scale=TIME_SCALE)
+            if leaving.route is Route.REPLICA:
+                await field.add("R1", time_scale=TIME_SCALE)
+            else:
+                await join(field, leaving.connector, "P1 D1 D2", time_scale=TIME_SCALE)
             self._fields[key] = field
         return self._fields[key]
 
@@ -119,14 +131,15 @@ class Turn:
     finished: dict[str, int]  # requests of each engine before
     received: dict[str, int]
     tokens: dict[str, int]
+    expired: int
+    arrived: int
 
     def engine(self, leg: str) -> SimEngine:
         receipt = self.field.newest()
         return self.field.engines[receipt.prefill if leg == "p" else receipt.decode]
 
     def is_at(self, leg: Leg) -> bool:
-        legs = self.field.newest().legs
-        return bool(legs) and legs[-1].kind is leg and legs[-1].ended_s is None
+        return any(one.kind is leg and one.ended_s is None for one in self.field.newest().legs)
 
     async def until_there(self) -> None:
         """Until the turn stands where its client leaves."""
@@ -141,9 +154,9 @@ class Turn:
             case "p_done":
                 await soon(lambda: self.is_at(Leg.PREFILL) and self.has_finished(self.engine("p")))
             case "p_answers":
-                await soon(lambda: self.is_at(Leg.PREFILL) and self.field.newest().legs[-1].status == 200)
+                await soon(lambda: any(one.kind is Leg.PREFILL and one.status for one in self.field.newest().legs))
             case "connect_d":
-                if self.leaving.route is Route.SPLIT:
+                if self.leaving.route is Route.SPLIT and not self.leaving.is_together:
                     await soon(lambda: self.is_at(Leg.PREFILL))
                     await self.stack.enter_async_context(deaf(self.engine("d")))
                 await soon(lambda: self.is_at(answering))
@@ -180,6 +193,16 @@ async def soon(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.0005)
 
 
+def expired(field: FaultFleet) -> int:
+    """Handoffs that nobody took."""
+    return sum(engine.counters.expired_handoffs for engine in field.engines.values())
+
+
+def arrived(field: FaultFleet) -> int:
+    """Prompts that a P2pNccl has sent, and nobody has taken."""
+    return sum(len(engine.arrivals) for engine in field.engines.values())
+
+
 def has_let_go(field: FaultFleet) -> bool:
     views, admission = field.proxy.state.registry.views(), field.proxy.state.admission
     return not admission.inside and not any(map(has_work, views))
@@ -191,7 +214,7 @@ async def spoil(turn_stack: AsyncExitStack, field: FaultFleet, leaving: Leaving)
         await turn_stack.enter_async_context(field.full())
     elif leaving.phase == "connect_p":
         await turn_stack.enter_async_context(deaf(field.engines["P1"]))
-    elif leaving.phase == "connect_d" and leaving.route is not Route.SPLIT:
+    elif leaving.phase == "connect_d" and (leaving.route is not Route.SPLIT or leaving.is_together):
         for name in set(field.engines) - {"P1", "reference"}:
             await turn_stack.enter_async_context(deaf(field.engines[name]))
     elif leaving.phase == "p_done":
@@ -222,7 +245,7 @@ async def test_a_client_that_leaves_ends_both_legs(fleets: Fleets, leaving: Leav
         tokens = {name: engine.counters.generation_tokens for name, engine in engines.items()}
         body = talk.body(stream=leaving.stream, **endless)
         asking = asyncio.create_task(field.ask(body, seen, leaving.route))
-        turn = Turn(leaving, field, asking, seen, stack, finished, received, tokens)
+        turn = Turn(leaving, field, asking, seen, stack, finished, received, tokens, expired(field), arrived(field))
         await soon(lambda: field.proxy.state.receipts.newest(1) != before)
         await turn.until_there()
         receipt, left_s = field.newest(), now()
@@ -233,7 +256,9 @@ async def test_a_client_that_leaves_ends_both_legs(fleets: Fleets, leaving: Leav
             await soon(lambda: not field.proxy.state.admission.waiting)
         proxy_s = now() - left_s
         if leaving.phase != "queue":
-            await soon(field.idle)
+            await soon(field.at_rest)
+            await soon(lambda: field.idle() or is_ps_to_free(leaving))
+            field.end_leases()
         engines_s = now() - left_s
     fleets.took_s.setdefault((leaving.route, leaving.phase), []).append((proxy_s, engines_s))
     assert receipt.outcome == ("completed" if leaving.phase == "after" else "cancelled")
@@ -242,18 +267,28 @@ async def test_a_client_that_leaves_ends_both_legs(fleets: Fleets, leaving: Leav
     check_engines(turn)
 
 
+def is_ps_to_free(leaving: Leaving) -> bool:
+    """No D tells P that it may free its KV: one that was not reached, and TensorRT-LLM's before it has pulled."""
+    if leaving.connector.startswith("trtllm") and leaving.phase in ("d_asked", "d_computes"):
+        return True
+    early = ("p_done", "p_answers") if leaving.connector == "trtllm_gen_first" else ()
+    return leaving.route is Route.SPLIT and leaving.is_together and leaving.phase in ("connect_d", *early)
+
+
 def check_engines(turn: Turn) -> None:
     phase, engines = turn.leaving.phase, turn.field.engines
     for engine in engines.values():
         engine.faults = Faults()
         assert not engine.counters.traps
-        assert engine.counters.expired_handoffs == 0
+        assert is_ps_to_free(turn.leaving) or turn.expired == expired(turn.field)
+    if phase not in ("p_done", "p_answers", "connect_d", "d_asked"):
+        assert turn.arrived == arrived(turn.field), "what P sent, D took"
     aborted = {name: engine.counters.finished["abort"] for name, engine in engines.items()}
     asked = {name for name, engine in engines.items() if len(engine.received) > turn.received[name]}
-    if phase in ("queue", "connect_p"):
+    if phase in ("queue", "connect_p") and not turn.leaving.is_together:
         assert asked == {"P1" if phase == "queue" else ""} - {"", "P1"}
     if phase == "p_computes":
-        assert asked == {"P1"}, "P was told to stop, and D is not asked"
+        assert turn.leaving.is_together or asked == {"P1"}, "P was told to stop, and D is not asked"
         assert aborted["P1"]
 
 

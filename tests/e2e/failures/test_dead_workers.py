@@ -96,7 +96,6 @@ async def test_turns_do_not_wait_for_a_worker_that_is_found_dead(stream: bool) -
 
 async def test_a_wedged_pair_is_found_out_and_passed_over() -> None:
     async with FaultFleet.of("P1 D1", **HASTY) as field:
-        await field.until_known()
         field.engines["D1"].faults = Faults(wedge=["*"])
         for number in range(2):  # that many failures open a breaker here
             await turns(field, [talk(number)], stream=True)

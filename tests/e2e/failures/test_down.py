@@ -13,6 +13,7 @@ import pytest
 
 from ppd.proxy.config import Mode
 from tests.support.fleet import Fleet
+from tests.support.scripted_workers import stop_listening
 
 EVENT = b'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": %s}]}\n\n'
 PIECES = 25
@@ -33,10 +34,10 @@ class Engine:
         self.server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
         self.port = self.server.sockets[0].getsockname()[1]
 
-    def close_port(self) -> None:
+    async def close_port(self) -> None:
         """No new connection; those that there are go on, as in an engine that shuts down gracefully."""
         assert self.server is not None
-        self.server.close()
+        await stop_listening(self.server)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections.add(writer)
@@ -77,7 +78,7 @@ async def engine_of(fleet: Fleet) -> AsyncIterator[Engine]:
         await fleet.until(lambda: fleet.states() == {"R1": "up"})
         yield engine
     finally:
-        engine.close_port()
+        await engine.close_port()
         for writer in tuple(engine.connections):
             writer.close()
 
@@ -100,7 +101,7 @@ async def test_a_stream_that_flows_is_not_ended_by_probes(fault: str) -> None:
         if fault == "health":
             engine.health = 503
         else:
-            engine.close_port()
+            await engine.close_port()
             await fleet.until(lambda: fleet.states() == {"R1": "down"})
         status, text = await running
         assert (status, text.count('"a"'), text.rstrip().endswith("data: [DONE]")) == (200, PIECES + 1, True)

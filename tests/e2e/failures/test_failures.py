@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import aiohttp
 import pytest
 
-from ppd.proxy.config import Mode
+from ppd.proxy.config import Mode, StageOrder
 from ppd.servers.sim.core.fault_orders import Faults
+from tests.servers.sidecar.sidecars import StrictFleet
+from tests.support.fleet import Fleet
 
 LONG = "A message of some length, so that there are blocks to move. " * 20
+
+
+@pytest.fixture(params=[*StageOrder, "sidecars"])
+def start_fleet(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Whichever worker of a SPLIT is chosen first; and by way of D's sidecars."""
+    if request.param == "sidecars":
+        return partial(StrictFleet.of, order=StageOrder.DECODE_FIRST)
+    return partial(Fleet.of, order=request.param)
 
 
 async def test_a_failing_p_is_replaced_by_another(start_fleet: Any) -> None:

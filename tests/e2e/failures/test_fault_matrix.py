@@ -53,8 +53,7 @@ class Fields:
         if names not in self._fields:
             mode = Mode.REPLICA if names.startswith("R") else Mode.ALWAYS_SPLIT
             fleet = FaultFleet.of(names, mode=mode, **self._settings)
-            field = self._fields[names] = await self._stack.enter_async_context(fleet)
-            await field.until_known()
+            self._fields[names] = await self._stack.enter_async_context(fleet)
         return self._fields[names]
 
     def talk(self) -> Talk:

@@ -108,7 +108,7 @@ async def old_prefill_engine(version: str) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-P, D, R = (SimConfig(role=role) for role in Role)
+P, D, R, _ = (SimConfig(role=role) for role in Role)
 WITH_KEY = ("--admin-key", ADMIN_KEY)
 
 
@@ -221,3 +221,14 @@ async def test_a_config_is_checked_with_its_workers(tmp_path: Path) -> None:
     assert good.levels("versions") == good.levels("models") == good.levels("workers") == ["OK"]
     assert (bad.code, bad.bad()) == (1, {"workers": "FAIL"})
     assert "R1" in bad.messages("workers")
+
+
+async def test_engines_other_than_vllms_say_where_they_keep_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "ppd.toml"
+    sglang, trtllm = (SimConfig(role=Role.DECODE, connector=name) for name in ("sglang", "trtllm"))
+    async with engines(sglang, options=",engine=sglang") as one, engines(trtllm, options=",engine=trtllm") as other:
+        file.write_text(f"port = 0\nheartbeat_port = 0\nworkers = {[*one, *other]}\n")
+        report = await diagnose("--config", str(file))
+    assert report.levels("prefixes on D") == ["WARN", "SKIP"]
+    assert "D1 has no radix cache" in report.messages("prefixes on D")
+    assert "D2 does not tell" in report.messages("prefixes on D")

@@ -34,7 +34,7 @@ async def test_weights_set_at_one_are_in_force_at_all_and_for_those_that_come() 
     async with proxy_group("P1 D1", 3, mode=Mode.ALWAYS_LOCAL) as group:
         chat = group.chat()
         await chat.at(group.proxies[0], f"{next(NUMBERS)} {LONG}")
-        wanted = {"mode": "always_split", "w_ttft": 3.5, "x": 0.25}
+        wanted = {"mode": "always_split", "order": "decode_first", "w_ttft": 3.5, "x": 0.25}
         status, now = await group.proxies[1].admin("PUT", "/weights", wanted)
         assert status == 200
         assert await everywhere(group, "GET", "/weights") == [(200, now)] * 3

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import pytest
 
-from ppd.proxy.config import Mode, SessionKey
+from ppd.proxy.config import Mode, SessionKey, StageOrder
 from ppd.proxy.openai.request import Endpoint
+from tests.servers.sidecar.sidecars import SidecarFleet
+from tests.support.fleet import Fleet
 
 THREE = (
     "I am planning a hike and need a list of what to bring along for two days in the mountains.",
@@ -19,6 +23,14 @@ THREE = (
 )
 LOCAL = {"mode": Mode.ALWAYS_LOCAL}
 SPLIT = {"mode": Mode.ALWAYS_SPLIT}
+
+
+@pytest.fixture(params=[*StageOrder, "sidecars"])
+def start_fleet(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Whichever worker of a SPLIT is chosen first; and by way of D's sidecars."""
+    if request.param == "sidecars":
+        return partial(SidecarFleet.of, order=StageOrder.DECODE_FIRST)
+    return partial(Fleet.of, order=request.param)
 
 
 async def texts(fleet: Any, **body: Any) -> list[str]:

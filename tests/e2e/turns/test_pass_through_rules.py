@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from ppd.proxy.routing import model_list
+from ppd.proxy.passthrough import model_list
 from tests.support.credentials import bearer, client, write_keys
 from tests.support.proxy import Turn
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -16,12 +17,13 @@ from aiohttp.test_utils import TestServer
 
 from ppd.proxy.fleet.worker import Role
 from ppd.servers.fleet.fleet import FleetSpec, LocalFleet
-from ppd.servers.fleet.ports import free_offset, free_ports
+from ppd.servers.fleet.ports import free_ports
 from ppd.servers.fleet.prepare import Prepared
 from ppd.servers.fleet.process import EngineFailed
 
 PORT, HEARTBEATS = free_ports(2)
-OFFSET = free_offset(dict.fromkeys(Role, 2))
+# Each process that runs tests has its own: no fleet that looks for free ports comes so far, nor does the kernel.
+OFFSET = 21_000 + 1_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 FLAGS = ("--port", str(PORT), "--heartbeat-port", str(HEARTBEATS), "--port-offset", str(OFFSET))
 
 
@@ -162,9 +164,55 @@ async def test_up_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
     assert is_free(PORT) and is_free(8100 + OFFSET) and is_free(8200 + OFFSET)
 
 
+async def say(session: aiohttp.ClientSession, url: str, admin: str, messages: list[Any], text: str) -> dict[str, Any]:
+    """The receipt of a conversation's next turn; `messages` grow."""
+    messages.append({"role": "user", "content": text})
+    body = {"model": "sim", "messages": messages, "max_tokens": 8}
+    async with session.post(f"{url}/chat/completions", json=body) as answer:
+        assert answer.status == 200, await answer.text()
+        messages.append((await answer.json())["choices"][0]["message"])
+    receipt: dict[str, Any] = {}
+    while receipt.get("outcome") != "completed":
+        asked = f"{admin}/requests/{answer.headers['x-request-id']}"
+        async with session.get(asked, headers={"X-Admin-Key": "operator"}) as found:
+            receipt = await found.json()
+        await asyncio.sleep(0.01)
+    return receipt
+
+
+async def test_up_behind_envoy_splits_stays_and_ends_whole(tmp_path: Path) -> None:
+    port = 8900 + OFFSET
+    flags = ("--gateway", "envoy", "--admin-key", "operator", *FLAGS, "--port", str(port))
+    process = await start("up", "-P", "1", "-D", "1", "-R", "0", *flags, cwd=tmp_path)
+    assert process.stdout is not None
+    async with asyncio.timeout(60):
+        while b"OpenAI base URL" not in (line := await process.stdout.readline()):
+            assert line, "it goes on"
+    url, messages, turns = line.decode().split()[-1], list[dict[str, str]](), list[tuple[str, bool]]()
+    admin = f"http://127.0.0.1:{port + 1}/admin"
+    try:
+        async with aiohttp.ClientSession() as session, asyncio.timeout(60):
+            while (await say(session, url, admin, list(messages), "Are you there?"))["counts_evidence"] != "report":
+                pass  # a sidecar's first report may come too late for its turn; from then on it is waited for
+            for turn in range(3):
+                receipt = await say(session, url, admin, messages, f"{turn}: tell me of the sea, at some length. " * 10)
+                assert receipt["counts_evidence"] == "report"
+                turns.append((receipt["route"], receipt["cached_tokens"] > 0))
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, err = await asyncio.wait_for(process.communicate(), 60)
+    assert turns == [("SPLIT", False), ("LOCAL", True), ("LOCAL", True)]
+    assert process.returncode == 0, err.decode()
+    assert all(map(is_free, (port, port + 1, port + 2, 8100 + OFFSET, 8200 + OFFSET, 8500 + OFFSET)))
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
+        (
+            ("up", "--gateway", "envoy", "--connector", "mooncake", *FLAGS),
+            "connector = mooncake: must be nixl or trtllm or none",
+        ),
         (("serve", "--w-ttft", "-1"), "w_ttft"),
         (("serve", "--mode", "both"), "always_local"),
         (("serve", "--table", "none"), "2P_2D"),

@@ -44,6 +44,13 @@ def test_a_shape_makes_conversations_of_its_lengths() -> None:
     assert str(ConversationShape(first=(9, 1), later=(1, 1), turns=1)) == "9:1"
 
 
+def test_every_so_many_requests_have_an_image() -> None:
+    shape = ConversationShape(first=(9, 1), later=(5, 1), turns=2, image_every=3)
+    images = [[turn.images for turn in one.turns] for one in shape.conversations(3)]
+    assert images == [[0, 0], [1, 0], [0, 1]]
+    assert str(shape) == "9:1, then 1 x 5:1, an image in every 3. request"
+
+
 def test_a_shape_cannot_share_more_than_it_has() -> None:
     with pytest.raises(ConfigError, match="below the 128 tokens"):
         ConversationShape(first=(128, 1), later=(1, 1), turns=1, shared_prefix_tokens=128)

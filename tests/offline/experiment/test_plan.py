@@ -6,6 +6,7 @@ import math
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from ppd.offline.experiment.plan import plan
 from ppd.offline.experiment.run import Profile, Run, Workload
@@ -101,6 +102,14 @@ def test_a_d_with_a_share_of_its_own_is_not_forced_after_the_first_turn() -> Non
 def test_a_run_is_named_by_all_that_makes_it_another() -> None:
     assert run_of().id == "1P_3D-x0.333/small_tiny-turns3-think5/q4-s0"
     assert Run(topology="4R", workload=WORKLOAD, qps=0.5).cell == "4R/small_tiny-turns3-think5/q0.5"
+
+
+def test_every_so_many_requests_one_has_an_image_whatever_its_turn() -> None:
+    run = run_of(workload=replace(WORKLOAD, image_every=10), conversations=30)
+    images = [turn.images for one in plan(run) for turn in one.turns]
+    assert [number for number, count in enumerate(images, 1) if count] == [*range(10, len(images) + 1, 10)]
+    assert run.id == "1P_3D-x0.333/small_tiny-turns3-think5-images10/q4-s0"
+    assert not any(turn.images for one in plan(run_of()) for turn in one.turns)
 
 
 @pytest.mark.parametrize(("topology", "x"), [("4R", 0.5), ("1P_3D", None), ("1P_1D_2pD", 1.0)])

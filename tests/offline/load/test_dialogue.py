@@ -2,13 +2,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from ppd.offline.load.dialogue import Author, ChatAuthor, TokenAuthor, check_lengths, too_short
+from ppd.offline.load.picture import SIDE
 from ppd.offline.load.script import Script
 from ppd.offline.load.vocabulary import Vocabulary
 from ppd.offline.traces.turns import Blocks, Message, TracedTurn
 from ppd.proxy.errors import ConfigError
+from ppd.proxy.media.items import named
 
 LETTERS = Vocabulary(units=tuple("bcdfgh"), head=5, first_overhead=8, later_overhead=9)
 CHAT, TOKENS = ChatAuthor(LETTERS, seed=3), TokenAuthor(tuple(range(100, 200)), seed=3)
@@ -70,6 +73,16 @@ def test_a_turn_that_restarts_drops_the_history(author: Author, member: str) -> 
     dialogue.answered("hello", [7])
     alone = dialogue.ask(1)[member]
     assert len(alone) == (1 if author is CHAT else 20)
+
+
+def test_images_come_with_the_text_of_their_turn_and_are_all_different() -> None:
+    with_images = TracedTurn(new_tokens=30, output_tokens=4, images=2)
+    messages = [asked(CHAT, script(with_images, number=number))["messages"] for number in (0, 1)]
+    urls = {part["image_url"]["url"] for (message,) in messages for part in message["content"][1:]}
+    assert [message[0]["content"][0]["type"] for message in messages] == ["text", "text"]
+    assert len(urls) == 4
+    prompt = msgspec.Raw(msgspec.json.encode(messages[0]))
+    assert [item.pixels for item in named(prompt, "messages", "", 9)[1]] == [SIDE * SIDE] * 2
 
 
 def test_recorded_messages_are_sent_as_they_are_but_for_tools() -> None:

@@ -28,6 +28,13 @@ def test_a_script_is_what_the_run_plans() -> None:
     assert [turn.think_s for turn in scripts[0].turns] == [turn.think_s for turn in planned[0].turns]
 
 
+def test_images_come_with_the_turns_that_have_them() -> None:
+    planned, scripts = plan(run(image_every=3)), scripts_of(run(image_every=3), None, forced=False)
+    images = [[turn.images for turn in one.turns] for one in scripts]
+    assert images == [[turn.images for turn in one.turns] for one in planned]
+    assert sum(map(sum, images)) > 0
+
+
 def test_routes_are_left_to_the_endpoint_unless_forced() -> None:
     assert {one.route(1) for one in scripts_of(run(), None, forced=False)} == {""}
     assert {one.route(1) for one in scripts_of(run(), None, forced=True)} == {"LOCAL", "SPLIT"}

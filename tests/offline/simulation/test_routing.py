@@ -174,3 +174,34 @@ def test_a_session_that_moves_takes_its_kv_along(monkeypatch: pytest.MonkeyPatch
             whole = before.prompt_tokens + before.output_tokens - 1
             assert after.cached_tokens == whole // 16 * 16
     assert held == {2: {"P1", "D1", "D2"}, 3: {"P1", "D1", "D2"}, 4: {"P1", "D1", "D2"}}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ((Route.SPLIT, Route.READBACK, Route.READBACK, Route.READBACK), ["SPLIT", "READBACK", "READBACK", "READBACK"]),
+        ((Route.SPLIT, Route.LOCAL, Route.READBACK, Route.READBACK), ["SPLIT", "LOCAL", "READBACK", "READBACK"]),
+        ((Route.SPLIT, Route.READBACK, Route.LOCAL, Route.READBACK), ["SPLIT", "READBACK", "LOCAL", "READBACK"]),
+        ((Route.LOCAL, Route.READBACK, Route.READBACK, Route.LOCAL), ["SPLIT", "READBACK", "READBACK", "LOCAL"]),
+    ],
+)
+@pytest.mark.parametrize("reads_back", [True, False])
+def test_p_reads_back_what_d_keeps_where_both_can(
+    monkeypatch: pytest.MonkeyPatch, wanted: tuple[Route, ...], expected: list[str], reads_back: bool
+) -> None:
+    known: dict[int, set[int]] = {}
+
+    def forced(turn: Turn, *args: Any, **settings: Any) -> Decision:
+        known.setdefault(turn.number, set()).add(
+            0 if turn.readable is None else turn.held_tokens - turn.readable.tokens
+        )
+        return decide(replace(turn, forced=wanted[turn.number - 1]), *args, **settings)
+
+    monkeypatch.setattr("ppd.offline.simulation.routing.decide", forced)
+    found = sorted(records(rules(Mode.ALWAYS_LOCAL), 1.0, "1P_2D", reads_back=reads_back), key=lambda one: one.turn)
+    went = [{one.route for one in found if one.turn == turn} for turn in range(1, 5)]
+    assert went == [{route if reads_back or route != "READBACK" else "SPLIT"} for route in expected]
+    if reads_back:
+        assert known[2] == {1}, "all but the answer's last token"
+    else:
+        assert all(each == {0} for each in known.values())

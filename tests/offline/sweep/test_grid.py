@@ -49,11 +49,13 @@ def test_a_grid_is_every_combination_of_its_axes_with_a_cells_arms_side_by_side(
 
 def test_every_setting_reaches_the_runs(tmp_path: Path) -> None:
     settings = (
-        "seconds = 5\nconversations = 7\nwarm_up_s = 2\nturns = [3]\nthink_s = [1.5]\nshared_prefix_tokens = [64]"
+        "seconds = 5\nconversations = 7\nwarm_up_s = 2\nturns = [3]\nthink_s = [1.5]\nshared_prefix_tokens = [64]\n"
+        "image_every = [10]"
     )
     run = next(grid_file.read(written(tmp_path, settings + GOOD)).runs(9))
     assert (run.seconds, run.conversations, run.warm_up_s, run.seed) == (5.0, 7, 2.0, 9)
     assert (run.workload.turns, run.workload.think_s, run.workload.shared_prefix_tokens) == (3, 1.5, 64)
+    assert run.workload.image_every == 10
 
 
 def test_a_trace_is_found_beside_the_grid(tmp_path: Path) -> None:
@@ -73,7 +75,7 @@ def test_a_trace_is_found_beside_the_grid(tmp_path: Path) -> None:
         (GOOD.replace("[1, 4]", "[1, 1.0]"), "qps[1] = 1: must be named once"),
         (GOOD.replace("[1, 4]", "[1, 1.0000001]"), "two cells have the name 2P_2D-x0/small_tiny/q1"),
         (GOOD.replace("qps = [1, 4]", ""), "qps: is missing"),
-        (GOOD.replace("2P_2D", "2X_2D"), "topologies: topology = '2X_2D': must be counts of P, D, pD and R"),
+        (GOOD.replace("2P_2D", "2X_2D"), "topologies: topology = '2X_2D': must be counts of P, D, pD, R and E"),
         (GOOD.replace("2P_2D", "2P_2R"), "P only beside D"),
         (
             GOOD.replace("4R = []", "4R = [0]"),

@@ -241,8 +241,8 @@ def test_anybody_else_who_forces_a_route_is_refused(headers: dict[str, str], adm
             forced_route({"x-ppd-force-route": wanted, **headers}, admin_key)
 
 
-@pytest.mark.parametrize("wanted", ["", "local", "READBACK", "LOCAL,SPLIT"])
+@pytest.mark.parametrize("wanted", ["", "local", "MOVE", "LOCAL,SPLIT"])
 def test_a_route_that_there_is_not_is_the_askers_mistake(wanted: str) -> None:
-    with pytest.raises(RequestError, match="must be LOCAL, SPLIT, REPLICA") as caught:
+    with pytest.raises(RequestError, match="must be LOCAL, SPLIT, REPLICA, READBACK") as caught:
         forced_route({"x-ppd-force-route": wanted, "x-admin-key": "k"}, "k")
     assert caught.value.status == 400

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 
 import pytest
@@ -42,9 +43,46 @@ async def test_a_worker_that_goes_down_or_away_is_told_with_its_reason(caplog: p
     assert told() == "worker D1 b:1: gone (silent for 30 s)"
     registry.remove(static.id)
     assert told() == "worker R1 a:1: gone"
+    untold = Worker(role=Role.PREFILL, address="c:1", connector="p2p_nccl", source=Source.PING)
+    registry.apply(Announcement(untold), clock[0])
+    assert told().endswith("worker P1 c:1: takes no part in a SPLIT, as it does not tell its zmq_address")
     for task in tuple(proxy.prober._probing.values()):
         task.cancel()
     await asyncio.gather(*proxy.prober._probing.values(), return_exceptions=True)
+    proxy.listener.close()
+    await proxy.upstream.close()
+    await proxy.prober.close()
+
+
+async def test_a_new_engine_has_its_own_failures_and_no_others() -> None:
+    """The watch looks once a second: by then the new engine may have failed."""
+    clock = [100.0]
+    proxy = assemble(Settings(ProxyConfig(mode=Mode.REPLICA, heartbeat_port=0)), now=lambda: clock[0])
+    registry, breakers, watch = proxy.state.registry, proxy.state.health.breakers, FleetWatch(proxy)
+
+    def fail() -> None:
+        clock[0] += 0.1
+        breakers.failed(worker.id, clock[0], began_s=clock[0], at_once=True)
+
+    def join(incarnation: str) -> None:
+        registry.apply(Announcement(dataclasses.replace(worker, incarnation=incarnation)), clock[0])
+
+    worker = Worker(role=Role.REPLICA, address="b:1", source=Source.PING)
+    join("first")
+    fail()
+    watch._note_changes()
+    assert breakers.blocked(clock[0]) == {worker.id}
+    clock[0] += 0.1
+    join("second")
+    watch._note_changes()
+    assert not breakers.blocked(clock[0])
+    join("third")
+    fail()
+    watch._note_changes()
+    assert breakers.blocked(clock[0]) == {worker.id}
+    registry.remove(worker.id)
+    watch._note_changes()
+    assert not breakers.blocked(clock[0])
     proxy.listener.close()
     await proxy.upstream.close()
     await proxy.prober.close()

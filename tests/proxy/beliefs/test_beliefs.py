@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as replace_worker
 from typing import Any
 
 import pytest
@@ -69,6 +70,18 @@ def test_workers_that_restart_or_leave_hold_nothing_and_late_news_of_them_is_no_
     del known.views[D2.id]
     known.turn(7, 900, D2)
     assert (known.held(PromptEntry(7, 7)), known.beliefs.why_lost(Residency(D2.id, "i", 900))) == ({}, None)
+
+
+def test_a_worker_that_keeps_no_prefixes_holds_nothing_whatever_ran_there() -> None:
+    known = Known()
+    known.change(D1, worker=replace_worker(D1.worker, connector="sglang", coordinates={"prefix_cache": "false"}))
+    known.change(D2, worker=replace_worker(D2.worker, connector="sglang", coordinates={"prefix_cache": "true"}))
+    for session in (7, 8):  # alike at their beginning
+        known.turn(session, 5000, P1, D1, D2, marks=(HEAD, USER))
+    assert known.held(PromptEntry(7, 7)).keys() == {"P1", "D2"}
+    assert known.held(PromptEntry(9, marks=(HEAD, USER))).keys() == {"P1", "D2"}
+    assert known.held(PromptEntry(7, 7), d1=900).keys() == {"P1", "D2"}, "not by an old engine's events either"
+    assert known.beliefs.why_lost(Residency(D1.id, "i", 900)) is None, "nothing is lost"
 
 
 def test_books_of_workers_that_are_gone_do_not_pile_up() -> None:

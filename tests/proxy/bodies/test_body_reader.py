@@ -12,11 +12,13 @@ from msgspec.structs import asdict
 from ppd.proxy.admission.keys import Client
 from ppd.proxy.admission.tenant_scope import TenantScope
 from ppd.proxy.bodies.body_reader import BodyReader
-from ppd.proxy.bodies.body_worker import TASKS
+from ppd.proxy.bodies.body_worker import TASKS, ReadAnswer
+from ppd.proxy.bodies.named_media import with_named_media
 from ppd.proxy.bodies.shared_bytes import LARGE_BYTES, SharedBytes
 from ppd.proxy.config import ProxyConfig, SessionKey
 from ppd.proxy.connectors.leg import plain_leg
 from ppd.proxy.errors import RequestError
+from ppd.proxy.openai.answer import AnswerObserver
 from ppd.proxy.openai.prompt_list import prompt_list
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
@@ -56,7 +58,7 @@ def reader(**settings: Any) -> BodyReader:
 
 
 def here(endpoint: Endpoint, body: bytes, client: Client, session_key: SessionKey = SessionKey.PREFIX) -> Request:
-    return parse_request(
+    request = parse_request(
         endpoint,
         body,
         HEADERS,
@@ -68,6 +70,7 @@ def here(endpoint: Endpoint, body: bytes, client: Client, session_key: SessionKe
             aliases=ALIASES,
         ),
     )
+    return with_named_media(request, client.tenant, 9) if request.has_media else request
 
 
 def shown(request: Request) -> dict[str, Any]:
@@ -212,3 +215,21 @@ async def test_a_forwarded_body_loses_what_no_worker_may_see() -> None:
     )
     assert isinstance(changed, SharedBytes)
     assert msgspec.json.decode(changed.view()) == {"model": "m", "priority": 5}
+
+
+async def test_a_large_answer_tells_of_its_handle_and_hides_what_the_client_did_not_ask_for() -> None:
+    answer = {
+        "choices": [{"index": 0, "message": {"content": "hi"}, "token_ids": [3, 4], "finish_reason": "stop"}],
+        "prompt_token_ids": list(range(300_000)),
+        "kv_transfer_params": {"do_remote_decode": True, "remote_num_tokens": 300_001},
+    }
+    body = msgspec.json.encode(answer)
+    assert len(body) > LARGE_BYTES
+    for reads in (True, False):
+        observer, small = (AnswerObserver(Endpoint.CHAT, reads_handle=reads) for _ in range(2))
+        small.observe_body(body)
+        reply = ReplyKey(here(Endpoint.CHAT, msgspec.json.encode({"model": "m", "messages": [USER]}), ANYBODY))
+        shown = await reader().answer(SharedBytes.of([body]), ReadAnswer(Endpoint.CHAT, None, reads), observer, reply)
+        assert observer.summary == small.summary
+        assert (observer.summary.handle is not None) is reads
+        assert (b"token_ids" in bytes(shown.view())) is not reads

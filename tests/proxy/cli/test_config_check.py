@@ -38,6 +38,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
         workers = ["X=a:1", "D=b"]
         weights_by_model = ["m:w=1"]
         slo_by_priority = ["fast"]
+        order_by_model = ["m:first"]
         keys_file = "{tmp_path}/none.toml"
         tls_cert_file = "{tmp_path}/text"
         tls_key_file = "{tmp_path}/text"
@@ -51,10 +52,10 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     )
     assert result.exit_code == 1
     told = [line.strip().removeprefix("Error: ") for line in result.output.splitlines()]
-    assert told[0] == "14 settings cannot be used:"
+    assert told[0] == "15 settings cannot be used:"
     assert [line.split(" = ")[0].split(":")[0].removeprefix(f"{tmp_path}/") for line in told[1:]] == [
-        *("prot", "x", "port", "workers", "workers", "weights_by_model", "slo_by_priority", "table", "profile"),
-        "none.toml",
+        *("prot", "x", "port", "workers", "workers", "weights_by_model", "slo_by_priority", "order_by_model"),
+        *("table", "profile", "none.toml"),
         *("tls_cert_file", "worker_ca_file", "curve_server_key_file", "receipt_log"),
     ]
 

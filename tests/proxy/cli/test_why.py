@@ -13,8 +13,17 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from ppd.proxy.cli import why, why_view
+from ppd.proxy.config import Mode
 from ppd.proxy.failures import Cause, Leg, Phase
-from ppd.proxy.telemetry.receipts import LINE_LIMIT_BYTES, CandidatesRecord, CellRecord, LegRecord, Receipt
+from ppd.proxy.telemetry.receipts import (
+    LINE_LIMIT_BYTES,
+    CandidatesRecord,
+    CellRecord,
+    EncoderLegRecord,
+    EncoderRecord,
+    LegRecord,
+    Receipt,
+)
 from tests.support.decisions import EVICTED, FIRST, NEXT, P1, R1, by_table, rules, run
 
 
@@ -44,6 +53,13 @@ def printed(shown: Receipt, width: int = 80) -> str:
     for part in why_view.told(shown, width):
         console.print(part)
     return out.getvalue()
+
+
+@pytest.mark.parametrize(("evidence", "words"), [("usage", ""), ("report", "sidecar"), ("estimate", "by nobody")])
+def test_it_says_who_has_counted_unless_the_answer_did(evidence: str, words: str) -> None:
+    (line,) = [line for line in printed(receipt(counts_evidence=evidence)).splitlines() if "counted" in line] or [""]
+    assert words in line
+    assert bool(line) == bool(words)
 
 
 TERMS = ("ttft", "tpot", "streams", "batch", "queue", "work", "moved")
@@ -142,6 +158,15 @@ def test_what_a_receipt_lacks_is_not_told(fields: dict[str, Any], said: str) -> 
     assert said in printed(receipt(**fields))
 
 
+def test_what_encoders_did_is_told() -> None:
+    leg = EncoderLegRecord(
+        id="x", worker="E1", address="e:1", items=2, started_s=0.01, ended_s=0.5, error="sent: reset"
+    )
+    record = EncoderRecord(began_s=0.01, waited_s=0.5, items=["image: failed", "audio: small"], legs=[leg])
+    text = " ".join(printed(receipt(encoder=record)).split())
+    assert "image: failed, audio: small" in text and "E1 0.010 to 0.500, 2 items: sent: reset" in text
+
+
 def test_nothing_that_a_client_chose_steers_the_terminal() -> None:
     text = printed(receipt("a\x1b[2Jb", model="m\x1b]0;x\x07\r\n[red]\u202e", session="\x9b1m"))
     assert not set(text) & set("\x1b\x07\r\x9b\u202e")
@@ -153,7 +178,7 @@ def test_every_reason_and_veto_of_decisions_has_words() -> None:
         run(turn, fleet, by)
         for turn in (FIRST, NEXT, EVICTED)
         for fleet in ((P1, *(run(NEXT).decode,)), (R1,), (run(NEXT).decode,))
-        for by in (by_table(1, 1), by_table(0, 1), rules())
+        for by in (by_table(1, 1), by_table(0, 1), rules(), rules(Mode.PROFILES))
     ]
     said = {text for decision in made for text in (decision.reason, *decision.vetoes)}
     assert {text for text in said if not text.startswith("mode_")} <= why_view.REASONS.keys()
@@ -221,3 +246,17 @@ def test_a_proxy_that_does_not_answer_is_one_clear_error() -> None:
     result = ask("a", "--proxy", "http://127.0.0.1:1")
     assert result.exit_code == 1
     assert result.output.startswith("Error: 127.0.0.1:1: ")
+
+
+@pytest.mark.parametrize(("order", "told"), [("", ""), ("mode", ""), ("decode_first", ", order decode_first")])
+def test_an_order_that_somebody_has_asked_for_is_told(order: str, told: str) -> None:
+    assert f"(mode table{told})" in printed(receipt(order=order), width=200)
+
+
+def test_a_leg_that_a_sidecar_ran_is_told_by_whom() -> None:
+    legs = [
+        LegRecord(kind=Leg.PREFILL, worker="P1", address="p:1", started_s=0.0, told_by="D2"),
+        LegRecord(kind=Leg.DECODE, worker="D2", address="d:1", started_s=0.0),
+    ]
+    told = printed(receipt(legs=legs), width=200)
+    assert re.search(r"prefill +P1, by D2 ", told) and re.search(r"decode +D2 ", told)

@@ -67,7 +67,7 @@ def test_a_whole_number_may_stand_for_a_float(tmp_path: Path) -> None:
         ('workers = ["X=a:1"]', "workers", "ROLE=host:port"),
         ('workers = ["P=a"]', "workers", "ROLE=host:port"),
         ('workers = ["P=a:1,speed"]', "workers", "ROLE=host:port"),
-        ('workers = ["P=a:1,connector=bogus"]', "workers", "nixl|p2p_nccl|none"),
+        ('workers = ["P=a:1,connector=bogus"]', "workers", "nixl|nixl_push|mooncake|p2p_nccl|moriio|moriio_read|"),
         ('workers = ["P=a:1", "D=a:1"]', "workers", "named once"),
         ('workers = ["P=a:1,conector=none"]', "workers", ",connector="),
         ('workers = ["P=a..b:1"]', "workers", "ROLE=host:port"),
@@ -154,6 +154,29 @@ def test_a_static_worker_may_have_a_share_of_its_own(option: str, x: float | Non
     assert parse_worker(f"D=a:1{option}").x == x
 
 
+def test_a_static_worker_may_have_labels() -> None:
+    labels = parse_worker("D=a:1,label.role=decode,label.llm-d.ai/role=both,tls=true").labels
+    assert labels == {"role": "decode", "llm-d.ai/role": "both"}
+    for wrong in (",label.=x", ",label.role=a b", ",label.role=-"):
+        with pytest.raises(ConfigError, match=r"label\.NAME=VALUE"):
+            parse_worker(f"D=a:1{wrong}")
+
+
+def test_a_d_or_r_may_have_a_sidecar_before_it() -> None:
+    taken = ("D=a:1,sidecar=true", "R=a:1,sidecar=true", "D=a:1,connector=trtllm,engine=trtllm,sidecar=true")
+    assert [parse_worker(text).has_sidecar for text in ("D=a:1", "P=a:1,sidecar=false", *taken)] == [
+        *(False, False, True, True, True)
+    ]
+    for wrong in (
+        "P=a:1,sidecar=true",
+        "E=a:1,sidecar=true",
+        "D=a:1,sidecar=b:1",
+        "D=a:1,connector=mooncake,sidecar=true",
+    ):
+        with pytest.raises(ConfigError, match=r"sidecar=true\" of a D or R"):
+            parse_worker(wrong)
+
+
 def test_a_static_worker_may_have_a_profile_of_its_own() -> None:
     assert [parse_worker(f"D=a:1{option}").profile for option in ("", ",profile=my.json")] == ["", "my.json"]
 
@@ -225,6 +248,34 @@ def test_a_static_worker_may_name_connector_model_and_coordinates() -> None:
         ("m",),
     )
     assert worker.coordinates == {"zmq_address": "10.0.0.1:21001"}
+    told = parse_worker("D=a:1,bidirectional_kv_xfer=true,decoder_kv_blocks_ttl=60")
+    assert (told.connector, told.coordinates["decoder_kv_blocks_ttl"]) == ("nixl", "60")
+    for wrong in ("bidirectional_kv_xfer=false", "decoder_kv_blocks_ttl=0"):
+        with pytest.raises(ConfigError, match="decoder_kv_blocks_ttl=a number from 1 to 9999"):
+            parse_worker(f"D=a:1,{wrong}")
+
+
+@pytest.mark.parametrize(
+    ("text", "engine", "connector"),
+    [
+        ("P=a:1", "vllm", "nixl"),
+        ("P=a:1,connector=sglang,bootstrap_port=9001", "sglang", "sglang"),
+        ("D=a:1,engine=sglang", "sglang", "sglang"),
+        ("R=a:1,engine=sglang", "sglang", "none"),
+        ("R=a:1", "vllm", "none"),
+    ],
+)
+def test_engine_and_connector_follow_from_each_other(text: str, engine: str, connector: str) -> None:
+    worker = parse_worker(text)
+    assert (worker.engine, worker.connector) == (engine, connector)
+
+
+@pytest.mark.parametrize(
+    "options", ["engine=vlm", "bootstrap_port=9001", "engine=sglang,bootstrap_port=0", "engine=sglang,zmq_address=a:1"]
+)
+def test_what_the_engine_or_its_connector_does_not_know_is_refused(options: str) -> None:
+    with pytest.raises(ConfigError, match="bootstrap_port=a port"):
+        parse_worker(f"P=a:1,{options}")
 
 
 def test_a_static_worker_may_say_where_it_publishes_kv_events() -> None:

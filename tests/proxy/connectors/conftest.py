@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -15,22 +16,29 @@ from ppd.proxy.openai.request import Fields
 
 @pytest.fixture
 def make_pair() -> Callable[..., Pair]:
-    def make(address: str = "10.0.0.5:8100", version: str = "0.33.0", connector: str = "nixl") -> Pair:
+    def make(
+        address: str = "10.0.0.5:8100",
+        version: str = "0.33.0",
+        connector: str = "nixl",
+        key: str = "",
+        of_prefill: Mapping[str, str] = MappingProxyType({}),
+        of_decode: Mapping[str, str] = MappingProxyType({}),
+    ) -> Pair:
         prefill = Worker(
             role=Role.PREFILL,
             address=address,
             connector=connector,
-            coordinates={"zmq_address": "10.0.0.5:21001"},
+            coordinates=dict(of_prefill),
             engine_version=version,
         )
         decode = Worker(
             role=Role.DECODE,
             address="10.0.0.9:8200",
             connector=connector,
-            coordinates={"zmq_address": "10.0.0.9:22001"},
+            coordinates=dict(of_decode),
             engine_version=version,
         )
-        return Pair(prefill, decode)
+        return Pair(prefill, decode, key)
 
     return make
 

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from ppd.proxy.connectors.leg import client_wants_usage, plain_leg
+from ppd.proxy.openai.body_members import Edited
 from ppd.proxy.openai.request import Endpoint, Fields
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -88,3 +89,24 @@ def test_numbers_that_no_engine_takes_are_not_ours_to_judge() -> None:
 )
 def test_who_wants_usage(endpoint: Endpoint, options: object, wants: bool) -> None:
     assert client_wants_usage(endpoint, fields_of({"stream_options": options})) is wants
+
+
+SAID = {"model": "m", "priority": 5, "session_id": "s", "prompt_cache_key": "k", "vllm_xargs": {}, "cache_salt": "x"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "endpoint", "untaken"),
+    [
+        ("vllm", Endpoint.CHAT, set()),
+        ("sglang", Endpoint.CHAT, {"priority"}),
+        ("sglang", Endpoint.COMPLETIONS, {"priority"}),
+        ("trtllm", Endpoint.CHAT, {"priority", "session_id", "prompt_cache_key", "vllm_xargs"}),
+        ("trtllm", Endpoint.COMPLETIONS, SAID.keys() - {"model"}),
+    ],
+)
+def test_each_engine_is_sent_what_it_takes(engine: str, endpoint: Endpoint, untaken: set[str]) -> None:
+    """Also of what is not the client's own, as a tenant's salt."""
+    fields = Edited.of(fields_of(SAID), {"cache_salt": msgspec.Raw(b'"tenant"')})
+    sent = msgspec.json.decode(plain_leg(endpoint, fields, "l", engine).body)
+    assert sent.keys() == SAID.keys() - untaken
+    assert sent.get("cache_salt") in ("tenant", None)

@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from ppd.proxy.connectors import CONNECTORS
 from ppd.proxy.connectors.leg import Handoff, NoHandoff, Pair
-from ppd.proxy.connectors.nixl import Nixl
-from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.connectors.nixl import Nixl, handle_params, kept_s, reads_back
+from ppd.proxy.fleet.worker import Role, Worker, WorkerId
+from ppd.proxy.kv_events.block_tokens import packed
 from ppd.proxy.openai.request import Endpoint, Fields
+from ppd.proxy.readback.handles import Handle
+from ppd.proxy.readback.lineage import digest_of
 
 FieldsOf = Callable[[dict[str, Any]], Fields]
 MakePair = Callable[..., Pair]
@@ -39,7 +42,8 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def answer(params: object = PARAMS, **members: Any) -> bytes:
-    return msgspec.json.encode({"id": "chatcmpl-1", "choices": [], "usage": USAGE, "kv_transfer_params": params})
+    body = {"id": "chatcmpl-1", "choices": [], "usage": USAGE, "kv_transfer_params": params}
+    return msgspec.json.encode({**body, **members})
 
 
 def without(name: str) -> dict[str, Any]:
@@ -199,8 +203,128 @@ def test_garbage_never_raises(body: bytes) -> None:
 
 
 def test_connectors_are_found_by_name() -> None:
-    assert {name: type(connector).__name__ for name, connector in CONNECTORS.items()} == {
-        "nixl": "Nixl",
-        "p2p_nccl": "P2pNccl",
-        "none": "NoConnector",
-    }
+    assert all(connector.name == name for name, connector in CONNECTORS.items())
+
+
+# -- readback
+
+OF_DECODE = {"do_remote_prefill": False, "do_remote_decode": True, "remote_blocks_expiry_time": 81234.5}
+HANDLE_PARAMS = {**PARAMS, **OF_DECODE, "remote_block_ids": [[*range(47)]], "remote_num_tokens": 740}
+
+
+def from_p(tokens: int, size: int = 16) -> Handoff:
+    params = {"remote_block_ids": [[*range(-(-tokens // size))]], "remote_num_tokens": tokens}
+    return Handoff({name: msgspec.Raw(msgspec.json.encode(value)) for name, value in params.items()}, tokens, 0)
+
+
+FROM_P = from_p(730)
+KNOWN = [5, 6, 7]
+HANDLE = Handle(
+    msgspec.json.encode(HANDLE_PARAMS), 3, digest_of(packed(KNOWN)), "m", WorkerId("10.0.0.9:8200"), "i", 100.0
+)
+
+
+def test_a_leg_that_reads_back_has_a_salt_of_its_own_and_asks_for_tokens(
+    fields_of: FieldsOf, make_pair: MakePair
+) -> None:
+    members = {**CHAT, "cache_salt": "tenant", "session_id": "s", "return_token_ids": False}
+    pair = msgspec.structs.replace(make_pair(), handle=HANDLE)
+    body = body_of(Nixl().prefill_leg(Endpoint.CHAT, fields_of(members), pair, "leg-1").body)
+    assert (body["cache_salt"], body["return_token_ids"], "session_id" in body) == ("leg-1", True, False)
+    assert body["kv_transfer_params"] == HANDLE_PARAMS
+    assert body["max_tokens"] == 1
+    decode = body_of(Nixl().decode_leg(Endpoint.CHAT, fields_of(members), pair, "leg-2", None).body)
+    assert decode == members
+
+
+@pytest.mark.parametrize(
+    ("said", "is_proven"),
+    [
+        ({"prompt_token_ids": [*KNOWN, 8]}, True),
+        ({"choices": [{"prompt_token_ids": [*KNOWN, 8, 9]}]}, True),
+        ({"prompt_token_ids": KNOWN}, False),  # then blocks are paired one off
+        ({"prompt_token_ids": [5, 6, 8, 9]}, False),
+        ({"prompt_token_ids": [*KNOWN, -1]}, False),
+        ({"prompt_token_ids": None}, False),
+        ({"prompt_token_ids": "567"}, False),
+        ({"choices": [{}]}, False),
+        ({}, False),
+    ],
+)
+def test_p_hands_over_only_what_its_own_tokens_prove(
+    make_pair: MakePair, said: dict[str, Any], is_proven: bool
+) -> None:
+    pair = msgspec.structs.replace(make_pair(), handle=HANDLE)
+    found = Nixl().handoff(answer(**said), pair)
+    assert isinstance(found, Handoff) if is_proven else found == NoHandoff("not_a_prefix")
+    assert isinstance(Nixl().handoff(answer(**said), make_pair()), Handoff), "without a handle nothing is to be proven"
+
+
+def test_what_was_read_back_counts_as_cached(make_pair: MakePair) -> None:
+    pair = msgspec.structs.replace(make_pair(), handle=HANDLE)
+    for hits, expected in ((0, 500), (600, 600), (None, 500)):
+        params = {**PARAMS, "remote_prefill_cached_tokens": hits}
+        found = Nixl().handoff(answer(params, prompt_token_ids=[*KNOWN, 8]), pair)
+        assert isinstance(found, Handoff)
+        assert found.cached_tokens == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"do_remote_decode": False},
+        {"do_remote_prefill": True},
+        {"do_remote_prefill": None},
+        {"remote_block_ids": []},
+        {"remote_block_ids": [[]]},
+        {"remote_engine_id": None},
+        {"remote_request_id": 7},
+        {"remote_host": ""},
+        {"remote_port": "5600"},
+        {"tp_size": None},
+        {"transfer_mode": "push"},
+        {"remote_block_ids": [[*range(48)]]},  # one more, for tokens that were only guessed
+        {"remote_block_ids": [[*range(46)]]},
+        {"remote_block_ids": [*range(47)]},  # of a release that has no handles
+        {"remote_block_ids": [[*range(47)], [*range(8)]]},  # of two kinds of cache
+        {"remote_num_tokens": None},
+        {"remote_num_tokens": 0},
+        {"remote_num_tokens": "740"},
+    ],
+)
+def test_a_handle_that_would_hang_p_or_pair_other_blocks_is_not_kept(changes: dict[str, Any]) -> None:
+    d = Worker(role=Role.DECODE, address="10.0.0.9:8200")
+    assert handle_params(msgspec.json.encode(HANDLE_PARAMS), d, FROM_P) is not None
+    assert handle_params(msgspec.json.encode(HANDLE_PARAMS | changes), d, FROM_P) is None
+
+
+@given(st.sampled_from((8, 16, 32, 64, 128)), st.integers(64, 4000), st.integers(1, 600), st.integers(-2, 2))
+def test_no_block_too_many_or_few_goes_unnoticed(size: int, prompt: int, answer: int, off: int) -> None:
+    """Of a prompt in one block several sizes are possible, so nothing of it is kept."""
+    tokens = prompt + answer
+    changes = {"remote_block_ids": [[*range(-(-tokens // size) + off)]], "remote_num_tokens": tokens}
+    found = handle_params(
+        msgspec.json.encode(HANDLE_PARAMS | changes), Worker(role=Role.DECODE, address="d:1"), from_p(prompt, size)
+    )
+    assert (found is not None) is (off == 0 and prompt > size)
+
+
+def test_a_handle_names_d_as_the_proxy_reaches_it() -> None:
+    told = msgspec.json.encode({**HANDLE_PARAMS, "remote_host": "localhost", "of_a_newer_release": [1]})
+    found = handle_params(told, Worker(role=Role.DECODE, address="10.0.0.9:8200"), FROM_P)
+    assert found is not None
+    assert body_of(found) == {**HANDLE_PARAMS, "remote_host": "10.0.0.9", "of_a_newer_release": [1]}
+    for wrong in (b"", b"[1]", b"{", b"\xff"):
+        assert handle_params(wrong, Worker(role=Role.DECODE, address="10.0.0.9:8200"), FROM_P) is None
+
+
+def test_workers_say_that_they_can_and_for_how_long_they_keep_kv() -> None:
+    plain = Worker(role=Role.DECODE, address="d:1")
+    told = Worker(
+        role=Role.DECODE,
+        address="d:1",
+        coordinates={"bidirectional_kv_xfer": "true", "decoder_kv_blocks_ttl": "60"},
+    )
+    assert (reads_back(plain), reads_back(told)) == (False, True)
+    assert (kept_s(plain), kept_s(told)) == (480, 60)
+    assert not reads_back(Worker(role=Role.DECODE, address="d:1", connector="none", coordinates=told.coordinates))

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import replace as replace_worker
 from typing import Any
 
 import msgspec
@@ -10,8 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from ppd.proxy.connectors.leg import Handoff, Pair
-from ppd.proxy.connectors.p2p_nccl import P2pNccl
-from ppd.proxy.errors import NoWorkerError
+from ppd.proxy.connectors.p2p_nccl import P2pNccl, shown_id
 from ppd.proxy.openai.request import Endpoint, Fields
 
 FieldsOf = Callable[[dict[str, Any]], Fields]
@@ -28,26 +25,28 @@ def handoff(pair: Pair) -> Handoff:
     return found
 
 
-def test_both_legs_carry_one_id_with_both_addresses(fields_of: FieldsOf, make_pair: MakePair) -> None:
-    connector, pair, fields = P2pNccl(), make_pair(version=""), fields_of(CHAT)
-    prefill = connector.prefill_leg(Endpoint.CHAT, fields, pair, HEX)
-    decode = connector.decode_leg(Endpoint.CHAT, fields, pair, HEX, handoff(pair))
-    again = connector.decode_leg(Endpoint.CHAT, fields, pair, prefill.headers["X-Request-Id"], handoff(pair))
+@pytest.fixture
+def pair(make_pair: MakePair) -> Pair:
+    told = ({"zmq_address": "10.0.0.5:21001"}, {"zmq_address": "10.0.0.9:22001"})
+    return make_pair(version="", key=HEX, of_prefill=told[0], of_decode=told[1])
+
+
+def test_both_legs_carry_one_id_with_both_addresses(fields_of: FieldsOf, pair: Pair) -> None:
+    connector, fields = P2pNccl(), fields_of(CHAT)
+    prefill = connector.prefill_leg(Endpoint.CHAT, fields, pair, "req-1:9999-p")
+    decode = connector.decode_leg(Endpoint.CHAT, fields, pair, "req-1:9999-d", handoff(pair))
     expected = f"___prefill_addr_10.0.0.5:21001___decode_addr_10.0.0.9:22001_{HEX}"
-    assert prefill.headers == decode.headers == again.headers == {"X-Request-Id": expected}
-    assert connector.shares_request_id
+    assert prefill.headers == decode.headers == {"X-Request-Id": expected}
 
 
-def test_any_leg_id_ends_in_32_hex_digits(fields_of: FieldsOf, make_pair: MakePair) -> None:
-    pair = make_pair()
-    leg = P2pNccl().prefill_leg(Endpoint.CHAT, fields_of(CHAT), pair, "req-1:9999-p0")
-    other = P2pNccl().prefill_leg(Endpoint.CHAT, fields_of(CHAT), pair, "req-1:9999-p1")
-    assert re.fullmatch(r"___prefill_addr_.*___decode_addr_10\.0\.0\.9:22001_[0-9a-f]{32}", leg.headers["X-Request-Id"])
-    assert leg.headers != other.headers
+def test_a_key_is_32_hex_digits_and_another_one_each_time() -> None:
+    keys = {P2pNccl().new_key() for _ in range(100)}
+    assert len(keys) == 100
+    assert all(len(key) == 32 and set(key) <= set("0123456789abcdef") for key in keys)
 
 
-def test_bodies_carry_nothing_of_the_transfer(fields_of: FieldsOf, make_pair: MakePair) -> None:
-    connector, pair = P2pNccl(), make_pair(version="")
+def test_bodies_carry_nothing_of_the_transfer(fields_of: FieldsOf, pair: Pair) -> None:
+    connector = P2pNccl()
     fields = fields_of({**CHAT, "tool_choice": "required", "kv_transfer_params": {"x": 1}, "max_tokens": 9})
     prefill = connector.prefill_leg(Endpoint.CHAT, fields, pair, HEX)
     decode = connector.decode_leg(Endpoint.CHAT, fields, pair, HEX, handoff(pair))
@@ -66,8 +65,6 @@ def test_ps_usage_is_what_the_handoff_knows(make_pair: MakePair) -> None:
     assert P2pNccl().handoff(b"junk", make_pair()) == replace(found, tokens=0, cached_tokens=None)
 
 
-def test_a_worker_without_a_transfer_address_cannot_split(fields_of: FieldsOf, make_pair: MakePair) -> None:
-    pair = make_pair()
-    pair = replace(pair, decode=replace_worker(pair.decode, coordinates={}))
-    with pytest.raises(NoWorkerError):
-        P2pNccl().prefill_leg(Endpoint.CHAT, fields_of(CHAT), pair, HEX)
+def test_a_client_sees_no_address_in_an_answers_id(fields_of: FieldsOf, pair: Pair) -> None:
+    leg = P2pNccl().prefill_leg(Endpoint.CHAT, fields_of(CHAT), pair, "req-1")
+    assert [shown_id(leg.headers["X-Request-Id"]), shown_id("a_b-c")] == [HEX, "a_b-c"]

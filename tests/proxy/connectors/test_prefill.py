@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppd.proxy.connectors.leg import PRIVATE
 from ppd.proxy.connectors.prefill import RULES, Version, engine_version, prefill_fields
 from ppd.proxy.openai.request import Endpoint, Fields
 
@@ -164,9 +165,5 @@ def test_no_value_of_any_member_breaks_the_rules(
     assert not {"min_tokens", "stream_options", "best_of", "kv_transfer_params"} & leg.keys()
     rules = {rule.member for rule in RULES}
     assert {name: value for name, value in leg.items() if name not in rules} == {
-        name: value for name, value in body.items() if name not in {*rules, "kv_transfer_params"} | _private()
+        name: value for name, value in body.items() if name not in {*rules, "kv_transfer_params", *PRIVATE}
     }
-
-
-def _private() -> set[str]:
-    return {"ec_transfer_params", "request_id", "conversation_id"}

@@ -92,16 +92,56 @@ def test_a_share_that_is_none_is_refused(x: Any) -> None:
         decode(pack({**OURS, "x": x}))
 
 
+def test_an_agent_says_whether_a_sidecar_is_before_its_engine() -> None:
+    assert not decode(pack({**OURS, "role": "D"})).worker.has_sidecar
+    assert [decode(pack({**OURS, "role": role, "sidecar": True})).worker.has_sidecar for role in "DR"] == [True, True]
+    for wrong in (
+        {"role": "P", "sidecar": True},
+        {"role": "D", "sidecar": True, "connector": "mooncake"},
+        {"sidecar": 1},
+    ):
+        with pytest.raises(FormatError, match="sidecar"):
+            decode(pack({**OURS, **wrong}))
+
+
+def test_labels_come_as_they_are_told() -> None:
+    labels = {"llm-d.ai/role": "prefill-decode", "role": "", "a": "1.x_Y-z"}
+    assert decode(pack({**OURS, "labels": labels})).worker.labels == labels
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"a b": "1"},
+        {"a": "1,2"},
+        {"a": "\n"},
+        {"/a": "1"},
+        {"a/b/c": "1"},
+        {"-a": "1"},
+        {"a" * 64: "1"},
+        {"a": "b" * 64},
+        {"": "1"},
+        {"a": 1},
+        {f"a{number}": "1" for number in range(65)},
+    ],
+)
+def test_labels_that_kubernetes_would_not_take_are_refused(labels: Any) -> None:
+    with pytest.raises(FormatError, match="labels"):
+        decode(pack({**OURS, "labels": labels}))
+
+
 def test_the_p2p_nccl_ping_names_a_worker_and_its_coordinates() -> None:
     worker = decode(pack(P2P)).worker
     assert (worker.role, worker.address, worker.connector) == (Role.PREFILL, "10.0.0.5:8100", "p2p_nccl")
     assert worker.coordinates == {"zmq_address": "10.0.0.5:21001"}
 
 
-def test_the_moriio_ping_is_told_apart_by_its_transfer_mode() -> None:
-    worker = decode(pack(MORIIO)).worker
-    assert (worker.role, worker.connector) == (Role.DECODE, "moriio")
-    assert worker.coordinates["tp_size"] == "8"
+@pytest.mark.parametrize(("mode", "connector"), [("WRITE", "moriio"), ("READ", "moriio_read")])
+def test_the_moriio_ping_is_told_apart_by_its_transfer_mode(mode: str, connector: str) -> None:
+    worker = decode(pack({**MORIIO, "transfer_mode": mode})).worker
+    assert (worker.role, worker.connector) == (Role.DECODE, connector)
+    ports = {"side_channel_host": "10.0.0.5", "handshake_port": "6301", "notify_port": "61005"}
+    assert worker.coordinates == {**ports, "dp_size": "1", "tp_size": "8"}
 
 
 def test_fields_of_a_later_agent_are_ignored() -> None:
@@ -112,6 +152,10 @@ def test_fields_of_a_later_agent_are_ignored() -> None:
     ("message", "named"),
     [
         ({**OURS, "version": 2}, "version"),
+        ({**MORIIO, "zmq_address": "10.0.0.5:6301"}, "zmq_address must be host:HOST,handshake:PORT,notify:PORT"),
+        ({**MORIIO, "zmq_address": "host:a/b,handshake:1,notify:2"}, "side_channel_host: must be a host"),
+        ({**MORIIO, "zmq_address": "host:a,handshake:0,notify:2"}, "handshake_port: must be a port"),
+        ({**MORIIO, "tp_size": 0}, "tp_size: must be a number"),
         ({**OURS, "role": "X"}, "role"),
         ({**OURS, "http_address": "evil/../x:80"}, "http_address"),
         ({**OURS, "http_address": "host:99999"}, "http_address"),
@@ -123,6 +167,10 @@ def test_fields_of_a_later_agent_are_ignored() -> None:
         ({k: v for k, v in OURS.items() if k != "models"}, "models"),
         *(({**OURS, name: value}, name) for name in HEADS for value in HOSTILE),
         *(({**OURS, "coordinates": {"zmq_address": value}}, "zmq_address") for value in HOSTILE),
+        (
+            {**OURS, "connector": "p2p_nccl", "coordinates": {"zmq_address": "a:65536"}},
+            "zmq_address: must be host:port",
+        ),
         *(({**OURS, "coordinates": {name: "x"}}, "coordinates") for name in ("", "a b", "a\r\nb", "x" * 65)),
         ({**OURS, "coordinates": {str(number): "x" for number in range(33)}}, "coordinates"),
         ({**OURS, "models": ["m"] * 1025}, "models"),

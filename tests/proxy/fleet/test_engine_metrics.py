@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppd.proxy.fleet.engine_metrics import BY_SOURCE, COUNTERS, EngineMetrics, parse_metrics
+from ppd.proxy.fleet.engine_metrics import BY_SOURCE, COUNTERS, EngineMetrics, metrics_path, parse_metrics
 from ppd.proxy.fleet.worker import Load
 
 # From a decode server, vLLM 0.32.0; most labels of the cache's line left out.
@@ -51,6 +51,45 @@ def test_a_decode_servers_metrics_in_full() -> None:
             "vllm:nixl_num_kv_expired_reqs_total": 0,
         },
     )
+
+
+# From a decode server of SGLang with two data-parallel ranks, of which each tensor-parallel rank reports.
+SGLANG = "".join(
+    f"""\
+sglang:num_running_reqs{{dp_rank="{dp}",model_name="tiny",tp_rank="{tp}"}} 2.0
+sglang:num_queue_reqs{{dp_rank="{dp}",model_name="tiny",tp_rank="{tp}"}} 1.0
+sglang:token_usage{{dp_rank="{dp}",model_name="tiny",tp_rank="{tp}"}} 0.{dp + 1}
+sglang:cache_config_info{{dp_rank="{dp}",num_pages="512",page_size="64",tp_rank="{tp}"}} 1.0
+"""
+    for dp in range(2)
+    for tp in range(2)
+)
+
+
+def test_sglangs_metrics() -> None:
+    assert parse_metrics(SGLANG) == EngineMetrics(
+        load=Load(running=4, waiting=2, kv_usage=0.2, kv_capacity_tokens=65536)
+    )
+
+
+# From TensorRT-LLM 1.4, by the names that its exporter gives them.
+TRTLLM = "".join(
+    f'trtllm_{name}{{engine_type="trtllm",model_name="tiny"}} {value}\n'
+    for name, value in (
+        ("num_requests_running", 2.0),
+        ("num_requests_waiting", 1.0),
+        ("kv_cache_utilization", 0.25),
+        ("kv_cache_max_blocks", 512.0),
+        ("kv_cache_tokens_per_block", 32.0),
+    )
+)
+
+
+def test_tensorrt_llms_metrics() -> None:
+    load = Load(running=2, waiting=1, kv_usage=0.25, kv_capacity_tokens=16384)
+    assert parse_metrics(TRTLLM) == EngineMetrics(load)
+    assert parse_metrics(TRTLLM.replace("kv_cache_max_blocks", "other")).load.kv_capacity_tokens == 0
+    assert (metrics_path("trtllm"), metrics_path("vllm")) == ("/prometheus/metrics", "/metrics")
 
 
 def test_data_parallel_ranks_are_summed_but_the_fullest_cache_counts() -> None:

@@ -373,3 +373,27 @@ def test_a_model_that_a_worker_has_lost_is_its_again_once_it_is_listed() -> None
     assert only(registry).worker.models == ("m",), "without any name it would get every model's turns"
     registry.apply(listed, 1.0)
     assert only(registry).worker.models == ("m", "adapter")
+
+
+def test_what_a_probe_learns_of_a_worker_is_added_to_what_the_config_tells() -> None:
+    registry, told = Registry(), replace(D, source=Source.STATIC, coordinates={"bootstrap_port": "9"})
+
+    def known() -> dict[str, str]:
+        view = registry.view(told.id)
+        assert view is not None
+        return view.worker.coordinates
+
+    registry.add_static(told, 0.0)
+    registry.probed(told.id, replace(told, coordinates={"engine_id": "e"}), None, 0.0)
+    assert known() == {"bootstrap_port": "9", "engine_id": "e"}
+    registry.probed(told.id, replace(told, coordinates={}), None, 0.0)
+    assert known() == {"bootstrap_port": "9"}
+
+
+def test_a_late_probe_does_not_undo_what_a_ping_has_told() -> None:
+    registry, pinging = Registry(), replace(D, source=Source.PING, coordinates={"zmq_address": "a:1"})
+    registry.apply(Announcement(pinging), 0.0)
+    registry.apply(Announcement(replace(pinging, coordinates={"zmq_address": "a:2"})), 1.0)
+    registry.probed(pinging.id, pinging, None, 1.0)
+    view = registry.view(pinging.id)
+    assert view is not None and view.worker.coordinates == {"zmq_address": "a:2"}

@@ -206,16 +206,15 @@ async def test_a_pair_that_no_canary_can_try_is_left_to_turns() -> None:
     assert bench.passed_over() == set()
 
 
-async def test_a_pair_whose_leg_cannot_be_made_is_left_to_turns() -> None:
+async def test_a_pair_whose_legs_cannot_be_made_is_not_tried() -> None:
     bench = Bench(GOOD)
     for address in ("p1:1", "d1:1"):
         bench.add(address, connector="p2p_nccl")  # and no address for its KV
     bench.due()
     bench.state.health.breakers.failed(PAIR, bench.now_s, began_s=bench.now_s, at_once=True)
     bench.now_s += 5.1
-    assert bench.passed_over() == {PAIR}
-    assert await bench.canary.run_trial(bench.trial()) == "not_possible"
-    assert bench.passed_over() == set()
+    assert bench.due() == []
+    assert bench.passed_over() == set(), "no canary could close its breaker"
 
 
 @pytest.mark.parametrize(
@@ -330,3 +329,32 @@ def test_with_many_pairs_a_round_is_bounded_and_all_have_their_turn() -> None:
         for pair in due:
             bench.canary._tried_s[pair] = bench.now_s  # type: ignore[index]
     assert len(tried) == 51 * 51
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "result", "opened"),
+    [
+        (PLAIN, PLAIN, "ok", set()),
+        (500, Cause.TIMEOUT, "prefill_failed", {P1}),
+        (PLAIN, 500, "wedged", {PAIR}),
+        (PLAIN, 503, "overloaded", set()),
+    ],
+)
+async def test_legs_that_run_at_once_are_tried_at_once(
+    prefill: bytes | int | Cause, decode: bytes | int | Cause, result: str, opened: set[Any]
+) -> None:
+    """A D that answers nothing without a P has no control: what fails there is the pair's."""
+    bench = Bench(script(prefill, decode, decode))
+    for address in ("p1:1", "d1:1"):
+        bench.add(address, connector="sglang")
+    assert await bench.canary.run_trial(bench.trial()) == result
+    assert {key for key, state in bench.states().items() if state == "open"} == opened
+    assert sorted(bench.upstream.asked) == [("d1:1", False), ("p1:1", False)]
+
+
+def test_a_d_behind_a_sidecar_gets_no_canary() -> None:
+    """It would let no handoff through, so that D would pass whatever the pair does."""
+    bench = Bench(GOOD)
+    bench.add("d2:1", has_sidecar=True)
+    assert bench.trial_of("p1:1", "d1:1") is not None
+    assert bench.trial_of("p1:1", "d2:1") is None

@@ -292,3 +292,47 @@ async def test_what_an_engine_says_does_not_outlive_what_the_config_says() -> No
         await it.round()
         (view,) = it.registry.views()
         assert view.worker.kv_events == UNHEARD
+
+
+async def test_a_bootstrap_server_is_asked_at_each_probe_for_its_engines_id() -> None:
+    async with bench() as it:
+        port = str(it.server.port)
+        p = replace(it.worker, role=Role.PREFILL, connector="mooncake", coordinates={"bootstrap_port": port})
+        it.registry.add_static(p, 0.0)
+
+        async def told() -> dict[str, str]:
+            await it.round()
+            view = it.registry.view(p.id)
+            assert view is not None and view.up
+            return view.worker.coordinates
+
+        assert await told() == {"bootstrap_port": port}, "it has no such path yet"
+        it.answers["/query"] = '{"0": {"engine_id": "e0"}}'
+        assert await told() == {"bootstrap_port": port, "engine_id": "e0"}
+        it.answers["/query"] = '{"0": {"engine_id": "e1"}}'
+        assert await told() == {"bootstrap_port": port, "engine_id": "e1"}, "it has started again"
+        it.answers["/query"] = '{"0": {"engine_id": "e2"}}'
+        (view,) = it.registry.views()
+        it.prober.ask_again(view)
+        it.prober.ask_again(view)
+        await asyncio.gather(*it.prober._probing.values())
+        (view,) = it.registry.views()
+        assert view.worker.coordinates["engine_id"] == "e2", "between two rounds, as after a leg that failed"
+        it.answers["/query"] = 503
+        assert await told() == {"bootstrap_port": port}, "an id that may be old would fail D"
+        asked = [key for path, key in zip(it.asked, it.keys, strict=True) if path == "/query"]
+        assert set(asked) == {""}, "no key is sent there"
+
+
+async def test_a_context_server_is_asked_for_its_endpoint_and_where_its_metrics_are() -> None:
+    async with bench() as it:
+        p = replace(it.worker, role=Role.PREFILL, connector="trtllm_gen_first", engine="trtllm")
+        it.registry.add_static(p, 0.0)
+        it.answers["/server_info"] = '{"disaggregated_params": {"ctx_info_endpoint": ["tcp://h:1"], "ctx_dp_rank": 0}}'
+        it.answers["/prometheus/metrics"] = "trtllm_num_requests_running 3"
+        await it.round()
+        view = it.registry.view(p.id)
+        assert view is not None
+        assert view.worker.coordinates == {"ctx_info_endpoint": "tcp://h:1", "ctx_dp_rank": "0"}
+        assert view.load.running == 3
+        assert "/metrics" not in it.asked, "reading it would take its statistics away"

@@ -56,6 +56,11 @@ class Bench:
         exc = LegError("", worker="", phase=phase, cause=cause, retry_after_s=retry_after_s)
         assert self.health.failed(leg, exc, self.decision(leg), self.clock()) is ROWS[failure]
 
+    def begins(self, made: Decision, *, moved: bool) -> None:
+        """Its answer, and P's leg has ended."""
+        self.health.began(made)
+        self.health.prefilled(made, moved=moved)
+
     def open(self, *keys: Key) -> None:
         for key in keys:
             assert self.breakers.failed(key, self.clock(), began_s=self.clock(), at_once=True)
@@ -107,11 +112,11 @@ def test_a_prefill_ends_the_failures_in_a_row_of_a_p_and_not_those_of_a_lender(b
     made = replace(made, prefill=lender) if lends else made
     first = lender.id if lends else bench.p
     bench.breakers.failed(first, bench.clock(), began_s=bench.clock())
-    bench.health.began(made, moved=True)
+    bench.begins(made, moved=True)
     assert bench.failures_left(first) == (FAILURES - 1 if lends else FAILURES)
     assert bench.health.moved_s((first, bench.d)) == bench.clock()
     bench.clock.advance(OPEN_S)
-    bench.health.began(made, moved=True)
+    bench.begins(made, moved=True)
     assert bench.breakers.states(bench.clock()) == {}
 
 
@@ -165,13 +170,25 @@ def test_who_leaves_leaves_the_probing_to_the_next(bench: Bench) -> None:
 def test_an_answer_that_begins_closes_every_half_open_breaker(bench: Bench) -> None:
     bench.probe(bench.p, bench.d, bench.pair)
     bench.health.asked(bench.decision(Leg.DECODE))
-    bench.health.began(bench.decision(Leg.DECODE), moved=True)
+    bench.begins(bench.decision(Leg.DECODE), moved=True)
+    assert bench.breakers.states(bench.clock()) == {}
+
+
+def test_an_answer_that_begins_before_ps_leg_has_ended_says_nothing_of_p_and_the_pair(bench: Bench) -> None:
+    bench.probe(bench.p, bench.d, bench.pair)
+    bench.health.asked(made := bench.decision(Leg.DECODE))
+    bench.health.began(made)
+    assert set(bench.breakers.states(bench.clock())) == bench.blocked() == {bench.p, bench.pair}
+    bench.health.prefill_left(made)
+    assert set(bench.breakers.states(bench.clock())) == {bench.p, bench.pair}
+    assert bench.blocked() == set(), "another turn may probe them"
+    bench.health.prefilled(made, moved=True)
     assert bench.breakers.states(bench.clock()) == {}
 
 
 def test_a_recovered_workers_share_of_traffic_starts_small(bench: Bench) -> None:
     bench.probe(bench.d)
-    bench.health.began(bench.decision(Leg.LOCAL), moved=True)
+    bench.begins(bench.decision(Leg.LOCAL), moved=True)
     assert bench.view(Role.DECODE).since_s == bench.clock()
     assert bench.view(Role.PREFILL).since_s < bench.clock()
 
@@ -179,7 +196,7 @@ def test_a_recovered_workers_share_of_traffic_starts_small(bench: Bench) -> None
 def test_a_d_that_breaks_every_stream_is_passed_over_in_the_end(bench: Bench) -> None:
     for _ in range(FAILURES):
         assert bench.blocked() == set()
-        bench.health.began(bench.decision(Leg.DECODE), moved=True)
+        bench.begins(bench.decision(Leg.DECODE), moved=True)
         bench.fail((Leg.DECODE, Phase.STREAM, Cause.RESET))
     assert bench.blocked() == {bench.d}
 
@@ -193,15 +210,15 @@ def test_a_complete_answer_ends_the_row_of_failures(bench: Bench) -> None:
 
 def test_when_kv_last_moved_is_known_of_a_pair(bench: Bench) -> None:
     assert bench.health.moved_s(bench.pair) < 0
-    bench.health.began(bench.decision(Leg.LOCAL), moved=True)
+    bench.begins(bench.decision(Leg.LOCAL), moved=True)
     assert bench.health.moved_s(bench.pair) < 0
-    bench.health.began(bench.decision(Leg.DECODE), moved=True)
+    bench.begins(bench.decision(Leg.DECODE), moved=True)
     assert bench.health.moved_s(bench.pair) == bench.clock()
 
 
 @pytest.mark.parametrize("gone", ["p", "d"])
 def test_a_worker_that_is_gone_takes_its_pairs_along(bench: Bench, gone: str) -> None:
-    bench.health.began(bench.decision(Leg.DECODE), moved=True)
+    bench.begins(bench.decision(Leg.DECODE), moved=True)
     bench.open(bench.p, bench.d, bench.pair)
     bench.health.forget(getattr(bench, gone))
     assert bench.blocked() == {bench.d if gone == "p" else bench.p}
@@ -215,7 +232,7 @@ def test_a_decision_concerns_its_workers_and_their_pair(bench: Bench, leg: Leg, 
 
 def test_an_answer_without_a_handoff_says_nothing_about_the_pair(bench: Bench) -> None:
     bench.open(bench.pair)
-    bench.health.began(bench.decision(Leg.DECODE), moved=False)
+    bench.begins(bench.decision(Leg.DECODE), moved=False)
     assert bench.pair in bench.breakers.states(bench.clock())
     assert bench.health.moved_s(bench.pair) < 0
 
@@ -232,3 +249,24 @@ def test_operators_are_told_who_is_passed_over_and_who_is_back(bench: Bench, cap
         "the pair of worker P1 P:1 and worker D1 D:1 gets no turns for a while: 5xx at headers",
         "worker D1 D:1 gets turns as before",
     ]
+
+
+@pytest.mark.parametrize(
+    ("connector", "failure", "is_asked"),
+    [
+        ("mooncake", (Leg.DECODE, Phase.HEADERS, Cause.SERVER), True),
+        ("mooncake", (Leg.PREFILL, Phase.SENT, Cause.RESET), True),
+        ("trtllm_gen_first", (Leg.DECODE, Phase.HEADERS, Cause.SERVER), True),
+        ("mooncake", (Leg.DECODE, Phase.HEADERS, Cause.OVERLOADED), False),
+        ("mooncake", (Leg.DECODE, Phase.HEADERS, Cause.REQUEST), False),
+        ("mooncake", (Leg.LOCAL, Phase.HEADERS, Cause.SERVER), False),
+        ("nixl", (Leg.DECODE, Phase.HEADERS, Cause.SERVER), False),
+    ],
+)
+def test_a_p_whose_leg_failed_is_asked_again(bench: Bench, connector: str, failure: Failure, is_asked: bool) -> None:
+    worker = Worker(role=Role.PREFILL, address="P:1", connector=connector)
+    bench.registry.remove(bench.p)
+    bench.registry.add_static(worker, bench.clock())
+    bench.registry.probed(worker.id, worker, None, bench.clock())
+    bench.fail(failure)
+    assert bench.health.to_ask_again == ({worker.id} if is_asked else set())

@@ -68,6 +68,7 @@ SAME = {
         [user([{"type": "image_url", "image_url": "http://x/y.png"}])],
         [user([image("http://x/y.png", detail="auto")])],
     ),
+    "a client's names of media": ([user([{**image("u"), "uuid": "1"}])], [user([{**image("u"), "uuid": "2"}])]),
 }
 
 DIFFERENT = {
@@ -79,7 +80,6 @@ DIFFERENT = {
     "name": ([user("hi", name="ann")], [user("hi", name="bob")]),
     "images": ([user([image("data:,A")])], [user([image("data:,B")])]),
     "detail": ([user([image("u", detail="low")])], [user([image("u", detail="high")])]),
-    "uuid": ([user([{**image("u"), "uuid": "1"}])], [user([{**image("u"), "uuid": "2"}])]),
     "call name": ([assistant(tool_calls=[call(name="f")])], [assistant(tool_calls=[call(name="g")])]),
     "arguments": (
         [assistant(tool_calls=[call(arguments='{"a":1}')])],

@@ -24,11 +24,11 @@ from tests.support.decisions import (
     P1,
     P2,
     R1,
+    Decide,
     by_table,
     fleet_of,
     held,
     rules,
-    run,
 )
 
 SHARED = BeliefEvidence.SHARED_PREFIX
@@ -48,7 +48,7 @@ SHARED = BeliefEvidence.SHARED_PREFIX
         (rules(Mode.TABLE, uncovered=Uncovered.SPLIT), Route.SPLIT, "no_table"),
     ],
 )
-def test_a_follow_up_turn_goes_where_the_mode_says(by: Rules, route: Route, reason: str) -> None:
+def test_a_follow_up_turn_goes_where_the_mode_says(run: Decide, by: Rules, route: Route, reason: str) -> None:
     decision = run(NEXT, by=by)
     assert (decision.route, decision.reason) == (route, reason)
 
@@ -56,7 +56,7 @@ def test_a_follow_up_turn_goes_where_the_mode_says(by: Rules, route: Route, reas
 @pytest.mark.parametrize(
     ("own", "x", "route"), [(1.0, 0.0, Route.LOCAL), (0.0, 1.0, Route.SPLIT), (None, 1.0, Route.LOCAL)]
 )
-def test_a_d_with_a_share_of_its_own_goes_by_it(own: float | None, x: float, route: Route) -> None:
+def test_a_d_with_a_share_of_its_own_goes_by_it(run: Decide, own: float | None, x: float, route: Route) -> None:
     by = rules(Mode.FRACTION, x=x)
     here, there = (replace(view, worker=replace_worker(view.worker, x=own)) for view in (D2, D1))
     decision = run(NEXT, (P1, D1, here), by=by)
@@ -65,12 +65,12 @@ def test_a_d_with_a_share_of_its_own_goes_by_it(own: float | None, x: float, rou
 
 
 @pytest.mark.parametrize("mode", [Mode.TABLE, Mode.ALWAYS_LOCAL, Mode.ALWAYS_SPLIT, Mode.FRACTION])
-def test_the_first_turn_is_split_in_every_mode_of_the_paper(mode: Mode) -> None:
+def test_the_first_turn_is_split_in_every_mode_of_the_paper(run: Decide, mode: Mode) -> None:
     decision = run(FIRST, by=rules(mode, x=1.0))
     assert (decision.route, decision.reason) == (Route.SPLIT, "first_turn")
 
 
-def test_a_local_turn_runs_on_the_worker_that_holds_the_prefix() -> None:
+def test_a_local_turn_runs_on_the_worker_that_holds_the_prefix(run: Decide) -> None:
     decision = run(NEXT)
     assert decision.decode is D2
     assert decision.prefill is None
@@ -95,7 +95,7 @@ def test_a_local_turn_runs_on_the_worker_that_holds_the_prefix() -> None:
     ],
 )
 def test_what_stands_against_local_makes_it_a_split_with_the_reason_named(
-    turn: Turn, fleet: tuple[WorkerView, ...], veto: str
+    run: Decide, turn: Turn, fleet: tuple[WorkerView, ...], veto: str
 ) -> None:
     decision = run(turn, fleet)
     assert (decision.route, decision.reason, decision.vetoes) == (Route.SPLIT, veto, (veto,))
@@ -111,12 +111,12 @@ def test_what_stands_against_local_makes_it_a_split_with_the_reason_named(
         (replace(FIRST, held=held(D1, 80, SHARED), forced=Route.LOCAL), rules(), Route.LOCAL, 80),
     ],
 )
-def test_local_runs_where_most_is_held(turn: Turn, by: Rules, route: Route, cached: int) -> None:
+def test_local_runs_where_most_is_held(run: Decide, turn: Turn, by: Rules, route: Route, cached: int) -> None:
     decision = run(turn, by=by)
     assert (decision.route, decision.cached_tokens) == (route, cached)
 
 
-def test_the_table_judges_what_is_left_of_a_prefix() -> None:
+def test_the_table_judges_what_is_left_of_a_prefix(run: Decide) -> None:
     """Little is new to the session, and much to its D: as a turn that adds so much to so little."""
     whole = replace(NEXT, prompt_tokens=8400, held_tokens=8192, held=held(D2, 8192))
     left = replace(whole, held=held(D2, 1024))
@@ -125,7 +125,7 @@ def test_the_table_judges_what_is_left_of_a_prefix() -> None:
     assert verdicts[0] != verdicts[1] == verdicts[2]
 
 
-def test_a_split_follow_up_returns_to_the_worker_that_lacks_only_the_new_blocks() -> None:
+def test_a_split_follow_up_returns_to_the_worker_that_lacks_only_the_new_blocks(run: Decide) -> None:
     busy = replace(D2, inflight=9)
     assert run(NEXT, (P1, D1, busy), rules(Mode.ALWAYS_SPLIT)).decode is busy
 
@@ -141,7 +141,7 @@ def test_a_split_follow_up_returns_to_the_worker_that_lacks_only_the_new_blocks(
     ],
 )
 def test_a_new_session_goes_to_the_decode_worker_with_least_load_and_most_room(
-    fleet: tuple[WorkerView, ...], chosen: str
+    run: Decide, fleet: tuple[WorkerView, ...], chosen: str
 ) -> None:
     assert run(FIRST, fleet).decode.name == chosen
 
@@ -155,14 +155,14 @@ def test_a_new_session_goes_to_the_decode_worker_with_least_load_and_most_room(
     ],
 )
 def test_the_prefill_worker_is_the_one_with_fewest_tokens_to_compute_first(
-    turn: Turn, fleet: tuple[WorkerView, ...], chosen: str
+    run: Decide, turn: Turn, fleet: tuple[WorkerView, ...], chosen: str
 ) -> None:
     decision = run(turn, fleet, rules(Mode.ALWAYS_SPLIT))
     assert decision.prefill is not None
     assert decision.prefill.name == chosen
 
 
-def test_new_sessions_spread_over_idle_workers() -> None:
+def test_new_sessions_spread_over_idle_workers(run: Decide) -> None:
     names = [run(replace(FIRST, session_id=f"{n:016x}")).decode.name for n in range(200)]
     assert 60 < names.count("D1") < 140
 
@@ -179,27 +179,27 @@ def test_new_sessions_spread_over_idle_workers() -> None:
     ],
 )
 def test_a_fleet_without_a_role_still_answers(
-    turn: Turn, fleet: tuple[WorkerView, ...], route: Route, reason: str
+    run: Decide, turn: Turn, fleet: tuple[WorkerView, ...], route: Route, reason: str
 ) -> None:
     decision = run(turn, fleet, rules(Mode.ALWAYS_SPLIT))
     assert (decision.route, decision.reason) == (route, reason)
 
 
-def test_kv_never_moves_between_engines_of_different_versions_or_connectors() -> None:
+def test_kv_never_moves_between_engines_of_different_versions_or_connectors(run: Decide) -> None:
     old = replace(P1, worker=replace_worker(P1.worker, engine_version="0.32.0"))
     other = replace(P2, worker=replace_worker(P2.worker, connector="p2p_nccl"))
     new_d = replace(D1, worker=replace_worker(D1.worker, engine_version="0.33.0"))
     assert run(FIRST, (old, other, new_d)).reason == "no_prefill_worker"
 
 
-def test_a_worker_that_failed_this_turn_is_not_asked_again() -> None:
+def test_a_worker_that_failed_this_turn_is_not_asked_again(run: Decide) -> None:
     assert run(FIRST, avoid=(P1.id, D1.id)).prefill is P2
     assert run(FIRST, avoid=(P2.id,)).prefill is P1
     assert run(FIRST, avoid=(P1.id, D1.id)).decode is D2
     assert run(NEXT, avoid=(D2.id,)).reason == "decode_failed"
 
 
-def test_a_pair_that_failed_is_parted_and_both_go_on() -> None:
+def test_a_pair_that_failed_is_parted_and_both_go_on(run: Decide) -> None:
     parted = [(P1.id, D1.id), (P1.id, D2.id)]
     assert run(FIRST, blocked=parted).prefill is P2
     assert run(FIRST, (P1, D1), blocked=parted).reason == "no_prefill_worker"
@@ -220,14 +220,14 @@ def test_a_pair_that_failed_is_parted_and_both_go_on() -> None:
     ids=str,
 )
 def test_who_failed_others_is_asked_only_where_nobody_else_can_answer(
-    fleet: tuple[WorkerView, ...], blocked: list[WorkerView], route: Route, prefill: bool, decode: str
+    run: Decide, fleet: tuple[WorkerView, ...], blocked: list[WorkerView], route: Route, prefill: bool, decode: str
 ) -> None:
     decision = run(FIRST, fleet, blocked=[view.id for view in blocked])
     assert (decision.route, decision.prefill is not None, decision.decode.name) == (route, prefill, decode)
     assert decision.prefill is None or decision.prefill not in blocked
 
 
-def test_a_new_workers_share_grows() -> None:
+def test_a_new_workers_share_grows(run: Decide) -> None:
     """At 100 s, of a warm-up of 20 s."""
     warming = replace(rules(), warm_up_s=20.0)
 
@@ -259,7 +259,7 @@ DOWN, UNANSWERED = replace(D1, up=False), replace(D2, up=False, unanswered=True)
     ],
 )
 def test_with_every_worker_down_one_turn_tries_those_with_an_open_port_and_the_rest_wait(
-    fleet: tuple[WorkerView, ...], blocked: Excluded, decode: str | None
+    run: Decide, fleet: tuple[WorkerView, ...], blocked: Excluded, decode: str | None
 ) -> None:
     assert has_room(fleet_of(fleet), rules(), blocked) is (decode is not None)
     if decode is None:
@@ -271,12 +271,12 @@ def test_with_every_worker_down_one_turn_tries_those_with_an_open_port_and_the_r
 
 
 @pytest.mark.parametrize("fleet", [(), (P1,), (replace(D1, draining=True),), (replace(DOWN, held_back=True),)])
-def test_a_fleet_that_cannot_serve_is_an_error(fleet: tuple[WorkerView, ...]) -> None:
+def test_a_fleet_that_cannot_serve_is_an_error(run: Decide, fleet: tuple[WorkerView, ...]) -> None:
     with pytest.raises(NoWorkerError, match="'m'"):
         run(FIRST, fleet)
 
 
-def test_workers_of_another_model_are_not_asked() -> None:
+def test_workers_of_another_model_are_not_asked(run: Decide) -> None:
     with pytest.raises(NotFound, match="other"):
         run(replace(FIRST, model="other"))
     with pytest.raises(NotFound, match="other"):
@@ -293,13 +293,13 @@ def test_workers_of_another_model_are_not_asked() -> None:
     ],
 )
 def test_what_needs_one_engine_is_never_split(
-    turn: Turn, fleet: tuple[WorkerView, ...], route: Route, name: str
+    run: Decide, turn: Turn, fleet: tuple[WorkerView, ...], route: Route, name: str
 ) -> None:
     decision = run(turn, fleet, rules(Mode.ALWAYS_SPLIT))
     assert (decision.route, decision.decode.name) == (route, name)
 
 
-def test_a_decision_carries_the_numbers_it_used() -> None:
+def test_a_decision_carries_the_numbers_it_used(run: Decide) -> None:
     decision = run(NEXT, by=by_table(1, 1))
     assert decision.verdict is not None
     assert decision.verdict.score is not None and decision.verdict.score > 0
@@ -311,21 +311,23 @@ def test_sessions_share_out_evenly_for_a_fraction() -> None:
     assert 300 < sum(share < 1 / 3 for share in shares) < 367
 
 
-def test_the_same_session_always_gets_the_same_worker() -> None:
+def test_the_same_session_always_gets_the_same_worker(run: Decide) -> None:
     assert {run(FIRST).decode.id for _ in range(5)} == {WorkerId(run(FIRST).decode.worker.address)}
 
 
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("turn", [FIRST, NEXT], ids=["first", "next"])
 @pytest.mark.parametrize("forced", [Route.SPLIT, Route.REPLICA])
-def test_a_forced_route_replaces_mode_and_table_on_every_turn(mode: Mode, turn: Turn, forced: Route) -> None:
+def test_a_forced_route_replaces_mode_and_table_on_every_turn(
+    run: Decide, mode: Mode, turn: Turn, forced: Route
+) -> None:
     decision = run(replace(turn, forced=forced), by=replace(by_table(1, 1), mode=mode))
     assert (decision.route, decision.reason, decision.wanted) == (forced, "forced", forced)
     assert decision.verdict is None
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-def test_a_turn_forced_to_be_local_appends_where_its_prefix_is(mode: Mode) -> None:
+def test_a_turn_forced_to_be_local_appends_where_its_prefix_is(run: Decide, mode: Mode) -> None:
     decision = run(replace(NEXT, forced=Route.LOCAL), by=replace(by_table(0, 1), mode=mode))
     assert (decision.route, decision.reason, decision.decode) == (Route.LOCAL, "forced", D2)
 
@@ -341,7 +343,7 @@ def test_a_turn_forced_to_be_local_appends_where_its_prefix_is(mode: Mode) -> No
     ],
 )
 def test_a_forced_route_that_cannot_be_had_is_a_split_with_the_veto_for_a_reason(
-    turn: Turn, fleet: tuple[WorkerView, ...], veto: str
+    run: Decide, turn: Turn, fleet: tuple[WorkerView, ...], veto: str
 ) -> None:
     decision = run(turn, fleet, rules(Mode.REPLICA))
     assert (decision.route, decision.reason, decision.vetoes) == (Route.SPLIT, veto, (veto,))
@@ -360,7 +362,7 @@ def test_a_forced_route_that_cannot_be_had_is_a_split_with_the_veto_for_a_reason
     ],
 )
 def test_force_does_not_do_what_the_fleet_or_the_request_cannot(
-    forced: Route, turn: Turn, fleet: tuple[WorkerView, ...], route: Route, reason: dict[Route, str]
+    run: Decide, forced: Route, turn: Turn, fleet: tuple[WorkerView, ...], route: Route, reason: dict[Route, str]
 ) -> None:
     decision = run(replace(turn, forced=forced), fleet, rules(Mode.ALWAYS_SPLIT))
     assert decision.route is route
@@ -379,7 +381,7 @@ def test_force_does_not_do_what_the_fleet_or_the_request_cannot(
     ],
 )
 def test_what_nobody_holds_goes_where_its_conversation_was_unless_that_has_more_to_do(
-    prefers: WorkerView, requests: tuple[int, int], kv_usage: float, chosen: WorkerView
+    run: Decide, prefers: WorkerView, requests: tuple[int, int], kv_usage: float, chosen: WorkerView
 ) -> None:
     lost = replace(NEXT, held_tokens=0, held={}, decode=None, affinity=prefers.id)
     fleet = (P1, P2, replace(D1, inflight=requests[0]), replace(D2, inflight=requests[1], load=Load(kv_usage=kv_usage)))
@@ -387,5 +389,5 @@ def test_what_nobody_holds_goes_where_its_conversation_was_unless_that_has_more_
     assert (decision.route, decision.decode.id, decision.cached_tokens) == (Route.SPLIT, chosen.id, 0)
 
 
-def test_a_worker_that_holds_the_prefix_comes_before_the_preferred_one() -> None:
+def test_a_worker_that_holds_the_prefix_comes_before_the_preferred_one(run: Decide) -> None:
     assert run(replace(NEXT, affinity=D1.id), by=rules(Mode.ALWAYS_SPLIT)).decode.id == D2.id

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from ppd.proxy.beliefs.held import BeliefEvidence, Held
-from ppd.proxy.config import Mode
+from ppd.proxy.config import Mode, StageOrder
 from ppd.proxy.connectors import can_pair
 from ppd.proxy.errors import AllBusy, NoWorkerError
 from ppd.proxy.fleet.booking import LegBooking
@@ -28,6 +28,7 @@ from ppd.proxy.laws.worker_laws import WorkerLaws
 from ppd.proxy.policy import Decision, Excluded, Rules, Turn, decide
 from ppd.proxy.policy.candidates import find_candidates
 from ppd.proxy.policy.placement import MOST_HASHED, SlowStart, is_overloaded, own_worker, pick_decode, pick_prefill
+from ppd.proxy.policy.stage_order import OrderRules
 from tests.support.decisions import FIRST
 
 MODEL = "m"
@@ -242,9 +243,9 @@ def test_who_is_picked_is_who_the_rules_pick_among_all(seed: int) -> None:
 @pytest.mark.parametrize(
     "mode", [Mode.ALWAYS_SPLIT, Mode.ALWAYS_LOCAL, Mode.REPLICA, Mode.ISL_OR_LOAD, Mode.SLO, Mode.LMETRIC]
 )
-def test_a_decision_over_the_order_is_the_one_over_lists(mode: Mode) -> None:
+def test_a_decision_over_the_order_is_the_one_over_lists(mode: Mode, order: StageOrder) -> None:
     laws = WorkerLaws(Profiles("h100-llama-3.1-8b"))
-    ruled = Rules(mode=mode, warm_up_s=WARM_UP_S, laws=laws, moves_kv=True)
+    ruled = Rules(mode=mode, warm_up_s=WARM_UP_S, laws=laws, moves_kv=True, orders=OrderRules(usual=order))
     for seed in range(100, 112):
         one = RandomFleet(seed)
         for _ in range(12):

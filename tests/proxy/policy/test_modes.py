@@ -11,7 +11,7 @@ from ppd.proxy.beliefs.held import BeliefEvidence
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.policy import Limits, Route, Turn
-from tests.support.decisions import D1, D2, FIRST, FLEET, NEXT, P1, P2, R1, held, rules, run
+from tests.support.decisions import D1, D2, FIRST, FLEET, NEXT, P1, P2, R1, Decide, held, rules
 
 SHARED = BeliefEvidence.SHARED_PREFIX
 PROMPT = replace(FIRST, prompt_tokens=1000)
@@ -44,7 +44,9 @@ def beginning(tokens: int) -> Turn:
         (Mode.PREFILL_LOAD, NEXT, Route.SPLIT, "prefill_idle"),
     ],
 )
-def test_a_turn_is_judged_by_what_a_d_holds_of_it(mode: Mode, turn: Turn, route: Route, reason: str) -> None:
+def test_a_turn_is_judged_by_what_a_d_holds_of_it(
+    run: Decide, mode: Mode, turn: Turn, route: Route, reason: str
+) -> None:
     decision = run(turn, by=rules(mode, x=1.0, limits=Limits(local_tokens=200)))
     assert (decision.route, decision.reason) == (route, reason)
     assert decision.decode.id == D2.id or not turn.held
@@ -69,7 +71,7 @@ BUSY = [replace(view, queued_prefill_tokens=8192, inflight=2) for view in (P1, P
     ],
 )
 def test_a_turn_with_much_to_compute_stays_on_d_while_every_p_is_busy(
-    mode: Mode, prefills: list[WorkerView], route: Route, reason: str
+    run: Decide, mode: Mode, prefills: list[WorkerView], route: Route, reason: str
 ) -> None:
     decision = run(replace(FIRST, prompt_tokens=50_000), (*prefills, D1, D2), rules(mode))
     assert (decision.route, decision.reason) == (route, reason)
@@ -77,7 +79,7 @@ def test_a_turn_with_much_to_compute_stays_on_d_while_every_p_is_busy(
 
 @pytest.mark.parametrize("mode", [Mode.ISL_BOUNDING, Mode.PREFILL_LOAD, Mode.ISL_OR_LOAD])
 @pytest.mark.parametrize(("inflight", "route"), [(7, Route.LOCAL), (8, Route.SPLIT)])
-def test_a_busy_d_computes_no_prompts(mode: Mode, inflight: int, route: Route) -> None:
+def test_a_busy_d_computes_no_prompts(run: Decide, mode: Mode, inflight: int, route: Route) -> None:
     fleet = (*BUSY, D1, replace(D2, inflight=inflight))
     decision = run(NEXT, fleet, rules(mode, limits=Limits(decode_busy_requests=8)))
     assert (decision.route, decision.decode.id) == (route, D2.id)
@@ -94,20 +96,20 @@ def test_a_busy_d_computes_no_prompts(mode: Mode, inflight: int, route: Route) -
     ],
 )
 def test_what_is_forced_or_needs_one_engine_is_no_modes_business(
-    mode: Mode, changes: dict[str, Any], route: Route
+    run: Decide, mode: Mode, changes: dict[str, Any], route: Route
 ) -> None:
     assert run(replace(NEXT, **changes), by=rules(mode)).route is (
         Route.REPLICA if mode is Mode.REPLICA and "single_engine" in changes else route
     )
 
 
-def test_a_head_elsewhere_does_not_hide_that_the_engine_of_a_stored_response_is_down() -> None:
+def test_a_head_elsewhere_does_not_hide_that_the_engine_of_a_stored_response_is_down(run: Decide) -> None:
     turn = replace(NEXT, held=held(D1, 1000, SHARED), held_tokens=0, stored_response=True)
     assert run(turn, (P1, D1, replace(D2, up=False)), rules()).vetoes == ("decode_down",)
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_every_mode_does_with_what_is_left_of_the_fleet(mode: Mode) -> None:
+def test_every_mode_does_with_what_is_left_of_the_fleet(run: Decide, mode: Mode) -> None:
     for fleet in [(D1,), (R1,), (P1, D1), (P1, D1, R1), FLEET]:
         for turn in (FIRST, NEXT, PROMPT):
             decision = run(turn, fleet, rules(mode))

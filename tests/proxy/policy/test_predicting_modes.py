@@ -14,6 +14,7 @@ from ppd.proxy.laws.prediction import EngineLaws
 from ppd.proxy.laws.step_time import EngineProfile
 from ppd.proxy.laws.targets import SloTargets
 from ppd.proxy.policy import Decision, Route, Rules, Turn
+from ppd.proxy.policy.decision import Readable
 from ppd.proxy.policy.modes import PREDICTING
 from ppd.proxy.policy.modes.predicted import miss
 from ppd.proxy.policy.modes.slo import EVICTED_WEIGHT
@@ -334,3 +335,66 @@ def test_sessions_begin_anywhere_and_stay(mode: Mode) -> None:
 def test_free_kv_begins_where_most_is_free() -> None:
     full = replace(D1, load=replace_worker(D1.load, kv_usage=0.5, kv_capacity_tokens=1000))
     assert run(FIRST, (full, D2), Rules(mode=Mode.FREE_KV)).decode.name == "D2"
+
+
+# -- readback
+
+
+def told(view: WorkerView) -> WorkerView:
+    return replace(view, worker=replace_worker(view.worker, coordinates={"bidirectional_kv_xfer": "true"}))
+
+
+P1_TOLD, D2_TOLD = told(P1), told(D2)
+MANY = replace(LATER, prompt_tokens=24_000, readable=Readable(D2.id, 20_000))
+
+
+def read_back(decision: Decision) -> tuple[str, str] | None:
+    if decision.route is not Route.READBACK:
+        return None
+    assert decision.source is decision.decode
+    assert decision.prefill is not None
+    return decision.prefill.name, decision.decode.name
+
+
+@pytest.mark.parametrize(
+    ("turn", "fleet", "expected"),
+    [
+        (MANY, (P1_TOLD, hurried(streaming(D2_TOLD, 60))), ("P1", "D2")),  # D's streams and prompts are spared
+        (replace(MANY, readable=None), (P1_TOLD, hurried(streaming(D2_TOLD, 60))), None),
+        (MANY, (P1, hurried(streaming(D2_TOLD, 60))), None),
+        (MANY, (P1_TOLD, hurried(streaming(D2, 60))), None),
+        (
+            replace(MANY, held={**held(D2, 20_000), **held(P1, 20_000)}),
+            (P1_TOLD, hurried(streaming(D2_TOLD, 60))),
+            None,
+        ),
+        (MANY, (P1_TOLD, D2_TOLD), None),  # an idle D computes it sooner
+        (replace(MANY, prompt_tokens=20_000), (P1_TOLD, hurried(streaming(D2_TOLD, 60))), None),
+    ],
+)
+def test_p_reads_a_history_back_where_that_is_the_best_way(
+    turn: Turn, fleet: tuple[WorkerView, ...], expected: tuple[str, str] | None
+) -> None:
+    decision = decided(turn, *fleet)
+    assert read_back(decision) == expected, decision.candidates
+    if expected:
+        assert decision.fetched_tokens == 20_000
+        estimates = decision.estimates(turn)
+        assert (estimates.new_on_prefill_tokens, estimates.fetched_tokens) == (24_000, 20_000)
+        assert estimates.fetch_link_s > 0.0
+        split = next(one for one in decision.candidates if one.route is Route.SPLIT)
+        assert decision.prediction is not None
+        assert split.prediction is not None
+        assert decision.prediction.ttft_s < split.prediction.ttft_s, "P computes 4,000 tokens in place of 24,000"
+        assert decision.prediction.moved_tokens == 24_000
+
+
+def test_it_is_said_why_nothing_is_read_back_where_it_could_be() -> None:
+    def rules(*fleet: WorkerView, **changes: object) -> list[str]:
+        turn = replace(MANY, readable=None, **changes)
+        return [one.excluded for one in decided(turn, *fleet).candidates if one.route is Route.READBACK]
+
+    assert rules(P1_TOLD, D2_TOLD) == ["no_handle"]
+    assert rules(P1_TOLD, D2_TOLD, unreadable="not_a_prefix") == ["not_a_prefix"]
+    assert rules(P1, D2_TOLD) == rules(P1_TOLD, D2) == rules(P1, D2) == []
+    assert rules(P1_TOLD, D2_TOLD, decode=None) == []

@@ -48,7 +48,9 @@ def fail(
 
 
 def asked(*views: WorkerView) -> list[LegRecord]:
-    return [LegRecord(kind=Leg.LOCAL, worker=each.name, address=each.id, started_s=0.0) for each in views]
+    return [
+        LegRecord(kind=Leg.LOCAL, worker=each.name, address=each.id, started_s=0.0, error="reset") for each in views
+    ]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -161,6 +163,10 @@ def test_a_worker_is_left_out_while_it_is_busy_and_after_it_was_asked_twice() ->
     assert set(failed.avoid(VIEWS, asked(P1, D1), [D1.id])) == {P1.id, D1.id}
     assert failed.avoid(VIEWS, asked(P1, D1), []) == (P1.id,), "its Retry-After is over"
     assert set(failed.avoid(VIEWS, asked(P1, D1, D2, D1), [])) == {P1.id, D1.id}
+    ended = asked(D1, D1)
+    for leg in ended:
+        leg.error = None
+    assert failed.avoid(VIEWS, ended, []) == (P1.id,), "P's failure ended these"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 
 from ppd.proxy.assembly import Proxy, assemble
 from ppd.proxy.config import ProxyConfig
-from ppd.proxy.errors import NoWorkerError
 from ppd.proxy.failures import Leg
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.ledger import LegEstimates
@@ -58,15 +57,6 @@ def split(proxy: Proxy, connector: str, prefill: str = "p:1") -> Attempt:
 def held(proxy: Proxy) -> list[tuple[int, int]]:
     """Legs in flight and tokens to compute, on P and on D."""
     return [(view.inflight, view.queued_prefill_tokens) for view in proxy.state.registry.views()]
-
-
-async def test_a_leg_that_cannot_be_made_leaves_both_places_free(proxy: Proxy) -> None:
-    made = split(proxy, "p2p_nccl")  # which needs to know where they listen
-    with pytest.raises(NoWorkerError):
-        await dispatcher(proxy).open(made)
-    assert held(proxy) == [(0, 0), (0, 0)]
-    made.close()
-    assert held(proxy) == [(0, 0), (0, 0)]
 
 
 async def test_a_hand_over_whose_client_left_holds_its_places_until_it_is_wound_up(proxy: Proxy) -> None:

@@ -45,7 +45,13 @@ class Lab:
 
     def join(self, name: str, address: str, connector: str = "nixl", **changes: Any) -> WorkerView:
         registry = self.proxy.state.registry
-        worker = Worker(role=Role(name[0]), address=address, models=("m",), connector=connector)
+        worker = Worker(
+            role=Role(name[0]),
+            address=address,
+            models=("m",),
+            connector=connector,
+            has_sidecar=bool(changes.get("has_sidecar")),
+        )
         registry.add_static(worker, 0.0)
         registry.probed(worker.id, worker, None, 0.0)
         registry.hold_back(worker.id, bool(changes.get("draining")))
@@ -107,7 +113,7 @@ async def lab() -> AsyncIterator[Lab]:
 
 def opened() -> OpenAnswer:
     reply = ReplyKey(parse())
-    return OpenAnswer("text/event-stream", b"", AnswerObserver(Endpoint.CHAT, reply), reply, None, None)
+    return OpenAnswer("text/event-stream", b"", AnswerObserver(Endpoint.CHAT, reply), reply, None)
 
 
 def asks_d(made: Attempt) -> None:
@@ -321,7 +327,9 @@ async def test_what_a_lender_pins_is_released_by_another(
 
 
 @pytest.mark.parametrize(
-    "other", [{"draining": True}, {"connector": "p2p_nccl"}, {"status": 500}], ids=["draining", "unlike", "failing"]
+    "other",
+    [{"draining": True}, {"connector": "p2p_nccl"}, {"status": 500}, {"has_sidecar": True}],
+    ids=["draining", "unlike", "failing", "behind a sidecar"],
 )
 async def test_a_handoff_that_no_d_takes_waits_for_its_lease(lab: Lab, other: dict[str, Any]) -> None:
     d1 = await lab.decode("D1")

@@ -35,6 +35,7 @@ DECIDED_S, FIRST_S, LAST_S = 12.0, 12.4, 14.0
 PREDICTION = Prediction(ttft_s=0.2, tpot_s=0.02, ready_s=0.0, prefill_s=0.1)
 LOCAL = Decision(route=Route.LOCAL, reason="", decode=D2, wanted=Route.LOCAL, prediction=PREDICTION)
 SPLIT = replace(LOCAL, route=Route.SPLIT, decode=D1, prefill=P2)
+READBACK = replace(SPLIT, route=Route.READBACK, source=D1, fetched_tokens=900)
 HANDOFF = Handoff({}, 1040, 900)
 
 
@@ -49,16 +50,23 @@ def attempt_of(state: State, decision: Decision) -> Attempt:
     return made
 
 
-def answered(handoff: Handoff | None = None, *, cached: int = 1000) -> OpenAnswer:
+def answered(cached: int = 1000) -> OpenAnswer:
     reply = ReplyKey(parse())
     observer = AnswerObserver(Endpoint.CHAT, reply)
     summary = observer.summary
     summary.prompt_tokens, summary.completion_tokens, summary.cached_tokens = 1040, 41, cached
-    return OpenAnswer("text/event-stream", b"", observer, reply, None, handoff)
+    return OpenAnswer("text/event-stream", b"", observer, reply, None)
 
 
-def complete(state: State, decision: Decision, opened: OpenAnswer, times_s: tuple[float, float] | None) -> None:
+def complete(
+    state: State,
+    decision: Decision,
+    opened: OpenAnswer,
+    times_s: tuple[float, float] | None,
+    handoff: Handoff | None = None,
+) -> None:
     made = attempt_of(state, decision)
+    made.handoff = handoff
     match = state.sessions.find(made.request.prompt, DECIDED_S)
     Learner(state, Drain(), None).completed(match, made, opened, LAST_S, times_s)
 
@@ -69,20 +77,22 @@ def is_corrected(state: State) -> set[tuple[str, Figure]]:
 
 
 @pytest.mark.parametrize(
-    ("decision", "opened", "teaches"),
+    ("decision", "handoff", "opened", "teaches"),
     [
-        (LOCAL, answered(), {("D2", Figure.TTFT), ("D2", Figure.TPOT)}),
-        (SPLIT, answered(HANDOFF), {("P2", Figure.TTFT), ("D1", Figure.TPOT)}),
-        (SPLIT, answered(None), set()),
-        (LOCAL, answered(cached=0), {("D2", Figure.TPOT)}),
-        (replace(LOCAL, prediction=None), answered(), set()),
+        (LOCAL, None, answered(), {("D2", Figure.TTFT), ("D2", Figure.TPOT)}),
+        (SPLIT, HANDOFF, answered(), {("P2", Figure.TTFT), ("D1", Figure.TPOT)}),
+        (SPLIT, None, answered(), set()),
+        (READBACK, HANDOFF, answered(), {("P2", Figure.TTFT), ("D1", Figure.TPOT)}),
+        (READBACK, None, answered(), set()),
+        (LOCAL, None, answered(cached=0), {("D2", Figure.TPOT)}),
+        (replace(LOCAL, prediction=None), None, answered(), set()),
     ],
 )
 def test_a_whole_answer_teaches_what_went_as_foreseen(
-    decision: Decision, opened: OpenAnswer, teaches: set[tuple[str, Figure]]
+    decision: Decision, handoff: Handoff | None, opened: OpenAnswer, teaches: set[tuple[str, Figure]]
 ) -> None:
     state = state_of()
-    complete(state, decision, opened, (FIRST_S, LAST_S))
+    complete(state, decision, opened, (FIRST_S, LAST_S), handoff)
     assert is_corrected(state) == teaches
 
 
@@ -94,7 +104,7 @@ def test_ttft_counts_from_the_decision_and_not_from_the_queue() -> None:
 
 def test_errors_are_counted_by_route_worker_and_figure() -> None:
     state = state_of()
-    complete(state, SPLIT, answered(HANDOFF), (FIRST_S, LAST_S))
+    complete(state, SPLIT, answered(), (FIRST_S, LAST_S), HANDOFF)
     text = generate_latest(state.metrics.registry).decode()
     for figure, worker in (("ttft", "P2"), ("tpot", "D1")):
         sample = f'ppd_prediction_error_sum{{figure="{figure}",route="SPLIT",worker="{worker}"}}'

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,15 @@ from ppd.servers.vllm.launch import Launch
 
 pytestmark = pytest.mark.e2e  # processes and sockets, for which it waits
 
-IDENTITY = Identity(role=Role.DECODE, address="10.0.0.1:8200", coordinates={}, profile="h", launch_id="launch")
+IDENTITY = Identity(
+    role=Role.DECODE,
+    address="10.0.0.1:8200",
+    coordinates={},
+    profile="h",
+    labels={"a": "b"},
+    has_sidecar=True,
+    launch_id="launch",
+)
 
 
 @pytest.mark.parametrize(
@@ -39,12 +48,19 @@ def test_a_beat_says_what_was_seen_and_where_the_agent_stands(phase: AgentPhase,
     metrics = EngineMetrics(load=Load(2, 1, 0.5, 4096), incarnation="17")
     said = decode(heartbeat_of(IDENTITY, EngineStatus(True, ("m",), "0.33.0", metrics), phase).encode())
     assert (said.draining, said.leaving, said.worker.profile) == (draining, leaving, "h")
+    assert (said.worker.labels, said.worker.has_sidecar) == ({"a": "b"}, True)
     assert said.load == Load(2, 1, 0.5, 4096)
     assert (said.worker.incarnation, said.worker.models, said.worker.role) == ("17", ("m",), Role.DECODE)
 
 
 def test_an_engine_that_does_not_tell_its_start_is_known_by_its_launch() -> None:
     assert heartbeat_of(IDENTITY, EngineStatus(True), AgentPhase.SERVING).incarnation == "launch"
+
+
+def test_what_a_bootstrap_server_told_is_announced_with_what_the_operator_said() -> None:
+    identity = replace(IDENTITY, coordinates={"bootstrap_port": "9"})
+    status = EngineStatus(True, coordinates={"engine_id": "e"})
+    assert heartbeat_of(identity, status, AgentPhase.SERVING).coordinates == {"bootstrap_port": "9", "engine_id": "e"}
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ def answering(data: bytes) -> Engine:
 async def test_an_engine_that_does_not_answer_is_told_with_the_reason(
     caplog: pytest.LogCaptureFixture, engine: Engine | None, why: str
 ) -> None:
-    (port,) = free_ports(1)
-    server = await asyncio.start_server(engine, "127.0.0.1", port) if engine else None
+    server = await asyncio.start_server(engine, "127.0.0.1", 0) if engine else None
+    port = server.sockets[0].getsockname()[1] if server else free_ports(1)[0]
     url = f"http://127.0.0.1:{port}"
     silence = EngineSilence(url, "; see x.log", after_s=0.1)
     async with aiohttp.ClientSession() as session, asyncio.timeout(20):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ppd.proxy.errors import ConfigError
+from ppd.proxy.errors import ConfigError, FormatError, PPDError
 from ppd.proxy.fleet.worker import EventSource, Role
 from ppd.servers.cli.agent import AgentOptions, address_of, curve_keys, identity_of, launch_of
 
@@ -34,12 +35,15 @@ def options(**changes: Any) -> AgentOptions:
         "coordinates": (),
         "x": None,
         "profile": "",
+        "labels": (),
+        "sidecar": False,
         "interval": 10.0,
         "drain_timeout": 60.0,
         "api_key": "",
         "curve_key": None,
         "curve_server_key": None,
         "log_path": Path("x.log"),
+        "encoder_cache": "",
         "engine_args": (),
     }
     return AgentOptions(**(defaults | changes))
@@ -52,6 +56,8 @@ def options(**changes: Any) -> AgentOptions:
         ({"engine": "sim", "connector": "none", "engine_args": ("--seed", "3")}, "--connector none --seed 3"),
         ({"engine": "vllm", "model": "m", "gpus": "0,1", "tensor_parallel": 2}, "--tensor-parallel-size 2"),
         ({"engine": "vllm", "model": "m", "role": Role.REPLICA}, "--kv-transfer-config"),
+        ({"engine": "vllm", "model": "m", "role": Role.ENCODE, "encoder_cache": "/c"}, '"ec_role": "ec_producer"'),
+        ({"engine": "vllm", "model": "m", "role": Role.PREFILL, "encoder_cache": "/c"}, '"ec_role": "ec_consumer"'),
     ],
 )
 def test_the_launched_engine_is_the_one_asked_for(changes: dict[str, Any], wanted: str) -> None:
@@ -60,7 +66,13 @@ def test_the_launched_engine_is_the_one_asked_for(changes: dict[str, Any], wante
 
 @pytest.mark.parametrize(
     ("changes", "named"),
-    [({"engine": "vllm"}, "model"), ({"engine": "vllm", "model": "m", "gpus": "a"}, "gpus")],
+    [
+        ({"engine": "vllm"}, "model"),
+        ({"engine": "vllm", "model": "m", "gpus": "a"}, "gpus"),
+        ({"engine": "vllm", "model": "m", "role": Role.ENCODE}, "encoder_cache = ''"),
+        ({"engine": "sglang"}, "--attach"),
+        ({"engine": "trtllm"}, "--attach"),
+    ],
 )
 def test_what_cannot_be_launched_is_named(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
@@ -71,8 +83,83 @@ def test_an_identity_may_advertise_another_address_and_coordinates() -> None:
     made = identity_of(options(advertise="10.0.0.9:80", coordinates=("zmq_address=10.0.0.9:21001",)), "127.0.0.1:1")
     assert (made.address, made.coordinates) == ("10.0.0.9:80", {"zmq_address": "10.0.0.9:21001"})
     assert identity_of(options(profile="h100"), "127.0.0.1:1").profile == "h100"
+    given = options(labels=("role=decode", "llm-d.ai/role=both"))
+    assert identity_of(given, "127.0.0.1:1").labels == {"role": "decode", "llm-d.ai/role": "both"}
     with pytest.raises(ConfigError, match="NAME=VALUE"):
         identity_of(options(coordinates=("zmq_address",)), "127.0.0.1:1")
+
+
+def test_an_identity_may_be_that_of_a_sidecar() -> None:
+    at = "10.0.0.9:8000"
+    made = [identity_of(options(sidecar=one, advertise=at), "127.0.0.1:1") for one in (False, True)]
+    assert [(one.address, one.has_sidecar) for one in made] == [(at, False), (at, True)]
+    with pytest.raises(ConfigError, match="sidecar: must be given with --advertise"):
+        identity_of(options(sidecar=True), "127.0.0.1:1")
+    with pytest.raises(FormatError, match="sidecar: must be of a D or R"):
+        identity_of(options(sidecar=True, advertise=at, role=Role.PREFILL), "127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("connector", "coordinates"),
+    [
+        ("nixl", {}),
+        ("sglang", {"bootstrap_host": "127.0.0.1", "bootstrap_port": "5600"}),
+        ("mooncake", {"bootstrap_host": "127.0.0.1", "bootstrap_port": "5600"}),
+        ("trtllm", {}),
+        ("trtllm_gen_first", {}),
+        ("offload_p2p", {"p2p_host": "127.0.0.1", "p2p_port": "5600"}),
+        (
+            "moriio",
+            {
+                "side_channel_host": "127.0.0.1",
+                "handshake_port": "5600",
+                "notify_port": "5600",
+                "dp_size": "1",
+                "tp_size": "1",
+            },
+        ),
+        (
+            "nixl_push",
+            {"engine_id": "127.0.0.1:8100", "side_channel_host": "127.0.0.1", "side_channel_port": "5600"},
+        ),
+    ],
+)
+def test_a_simulated_p_is_announced_with_what_its_connector_needs(connector: str, coordinates: dict[str, str]) -> None:
+    asked = options(role=Role.PREFILL, port=8100, connector=connector)
+    assert identity_of(asked, "127.0.0.1:8100").coordinates == coordinates
+    kinds = {"sglang": "sglang", "trtllm": "trtllm", "trtllm_gen_first": "trtllm"}
+    assert identity_of(asked, "127.0.0.1:8100").engine == kinds.get(connector, "sim")
+    argv = launch_of(asked).argv
+    assert argv.count("--connector") == (connector != "nixl")
+    assert ("--engine-id" in argv) is ("engine_id" in coordinates)
+
+
+@pytest.mark.parametrize(
+    ("changes", "coordinates"),
+    [
+        ({}, {}),
+        (
+            {"connector": "nixl_push", "tensor_parallel": 2, "gpus": "0,1"},
+            {
+                "engine_id": "10.0.0.5:8100",
+                "side_channel_host": "10.0.0.5",
+                "side_channel_port": "5600",
+                "tp_size": "2",
+            },
+        ),
+        ({"connector": "mooncake"}, {"bootstrap_host": "10.0.0.5", "bootstrap_port": "5600"}),
+        ({"connector": "sglang", "attach": "http://10.0.0.5:8100"}, {}),
+        ({"connector": "mooncake", "attach": "http://10.0.0.5:8100"}, {}),
+    ],
+)
+def test_a_launched_vllm_is_announced_with_what_it_was_told(
+    changes: dict[str, Any], coordinates: dict[str, str]
+) -> None:
+    asked = options(role=Role.PREFILL, engine="vllm", model="m", host="10.0.0.5", port=8100, **changes)
+    assert identity_of(asked, "10.0.0.5:8100").coordinates == coordinates
+    if not asked.attach:
+        config = json.loads(launch_of(asked).argv[launch_of(asked).argv.index("--kv-transfer-config") + 1])
+        assert config.get("engine_id") == coordinates.get("engine_id")
 
 
 @pytest.mark.parametrize(
@@ -125,3 +212,20 @@ def test_curve_keys_come_as_a_pair(tmp_path: Path) -> None:
         curve_keys(tmp_path / "a", None)
     with pytest.raises(ConfigError, match="certificates"):
         curve_keys(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.parametrize("engine", ["sim", "vllm"])
+def test_an_engine_that_is_launched_gets_what_is_announced_of_reading_back(engine: str) -> None:
+    told = ("bidirectional_kv_xfer=true", "decoder_kv_blocks_ttl=90")
+    asked = options(role=Role.DECODE, engine=engine, model="m", host="10.0.0.5", port=8100, coordinates=told)
+    assert identity_of(asked, "10.0.0.5:8100").coordinates == dict(text.split("=") for text in told)
+    argv = launch_of(asked).argv
+    if engine == "sim":
+        assert argv[argv.index("--bidirectional-kv-xfer") :][:3] == (
+            *("--bidirectional-kv-xfer", "--decoder-kv-blocks-ttl", "90"),
+        )
+    else:
+        config = json.loads(argv[argv.index("--kv-transfer-config") + 1])
+        assert config["kv_connector_extra_config"] == {"bidirectional_kv_xfer": True, "decoder_kv_blocks_ttl": 90}
+    with pytest.raises(PPDError, match="bidirectional_kv_xfer: must be true"):
+        identity_of(options(coordinates=("bidirectional_kv_xfer=yes",)), "10.0.0.5:8100")

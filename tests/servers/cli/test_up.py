@@ -7,10 +7,11 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from ppd.offline.sweep import grid_file
 from ppd.proxy.errors import ConfigError
-from ppd.servers.cli.up import fleet_options, with_topology
+from ppd.servers.cli.up import fleet_options, fleet_spec, with_topology
 from ppd.servers.fleet.topology import Topology
 
 
@@ -29,6 +30,7 @@ def asked(*args: str) -> Topology:
 def test_counts_are_the_default() -> None:
     assert asked().workers == 4
     assert asked("-P", "2", "-R", "0") == Topology("", 2, 2, 0)
+    assert asked("-E", "1") == Topology("", 1, 2, 1, encoders=1)
 
 
 def test_each_of_the_papers_topologies_can_be_named() -> None:
@@ -38,7 +40,14 @@ def test_each_of_the_papers_topologies_can_be_named() -> None:
     assert {asked("--topology", name) for name in papers} == {Topology.parse(name) for name in papers}
 
 
-@pytest.mark.parametrize("flag", ["-P", "--decode", "-R"])
+@pytest.mark.parametrize("flag", ["-P", "--decode", "-R", "-E"])
 def test_a_name_and_counts_together_are_refused(flag: str) -> None:
     with pytest.raises(ConfigError, match="--topology 1P_1D counts the workers already"):
         asked("--topology", "1P_1D", flag, "1")
+
+
+def test_vllm_is_launched_with_its_own_connectors() -> None:
+    with pytest.raises(ConfigError, match="must be nixl, nixl_push, mooncake or none with --engine vllm"):
+        fleet_spec(Console(), "vllm", "", Topology.parse("1P_1D"), (), connector="sglang")
+    with pytest.raises(ConfigError, match="readback: needs connector nixl, not mooncake"):
+        fleet_spec(Console(), "sim", "", Topology.parse("1P_1D"), (), connector="mooncake", readback=True)

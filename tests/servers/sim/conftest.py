@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -83,6 +84,24 @@ class Lab:
 
     async def split(self, p: SimEngine, d: SimEngine, messages: list[Any], **fields: Any) -> Answer:
         return await self.chat(d, messages, kv_transfer_params=await self.prefill(p, messages), **fields)
+
+    async def joint(self, p: SimEngine, d: SimEngine, to_p: dict[str, Any], to_d: dict[str, Any]) -> list[Answer]:
+        """Both legs at once: P's answer, then D's."""
+        return list(await asyncio.gather(self.post(p, CHAT, to_p), self.post(d, CHAT, to_d)))
+
+    async def expected(self, messages: list[Any]) -> str:
+        """The text of an engine that computes the prompt itself."""
+        return (await self.chat(await self.start("R"), messages)).text
+
+    @staticmethod
+    async def until(condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                await asyncio.sleep(0)
+
+    @staticmethod
+    def is_quiet(engine: SimEngine) -> bool:
+        return (engine.scheduler.sequences, engine.pool.used, engine.pinned) == ([], 0, 0)
 
 
 @pytest.fixture

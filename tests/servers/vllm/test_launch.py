@@ -9,11 +9,13 @@ import pytest
 
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
-from ppd.servers.vllm.launch import TINY_ARGS, EngineSpec, command
+from ppd.servers.ec_redis.settings import read_settings
+from ppd.servers.vllm.launch import CONNECTORS, TINY_ARGS, EngineSpec, command
 
 
 def spec(**changes: Any) -> EngineSpec:
-    return EngineSpec(**({"role": Role.DECODE, "model": "org/model", "python": "/venv/bin/python"} | changes))
+    cache = {"encoder_cache": "/cache"} if changes.get("role") is Role.ENCODE else {}
+    return EngineSpec(**({"role": Role.DECODE, "model": "org/model", "python": "/venv/bin/python"} | cache | changes))
 
 
 def flag(argv: tuple[str, ...], name: str) -> str | None:
@@ -68,6 +70,36 @@ def test_every_engine_may_hand_over_and_pull(role: Role, kv_role: str, device: s
     assert "VLLM_NIXL_SIDE_CHANNEL_PORT" in launch.env
 
 
+@pytest.mark.parametrize(
+    ("connector", "device", "config", "variable"),
+    [
+        ("nixl_push", "cuda", {"engine_id": "10.0.0.5:8000"}, "VLLM_NIXL_SIDE_CHANNEL_PORT"),
+        ("nixl_push", "cpu", {"engine_id": "10.0.0.5:8000", "kv_buffer_device": "cpu"}, "VLLM_NIXL_SIDE_CHANNEL_PORT"),
+        ("mooncake", "cuda", {}, "VLLM_MOONCAKE_BOOTSTRAP_PORT"),
+        (
+            "mooncake",
+            "cpu",
+            {"kv_connector_extra_config": {"mooncake_protocol": "tcp"}},
+            "VLLM_MOONCAKE_BOOTSTRAP_PORT",
+        ),
+    ],
+)
+def test_a_connector_is_started_as_the_proxy_speaks_to_it(
+    connector: str, device: str, config: dict[str, Any], variable: str
+) -> None:
+    launch = command(spec(role=Role.PREFILL, connector=connector, device=device, host="10.0.0.5"))
+    told = document(launch.argv, "--kv-transfer-config")
+    assert told.pop("kv_connector") == CONNECTORS[connector]
+    assert told == {"kv_role": "kv_producer", "kv_load_failure_policy": "recompute", **config}
+    assert launch.env[variable] == "5600"
+
+
+def test_with_nixl_push_only_p_has_an_id_that_outlives_it() -> None:
+    """P would take a D that has begun anew for the one that it knows, and write into what is gone."""
+    told = document(command(spec(role=Role.DECODE, connector="nixl_push")).argv, "--kv-transfer-config")
+    assert "engine_id" not in told
+
+
 @pytest.mark.parametrize("role", list(Role))
 def test_an_engine_of_another_connector_says_its_own(role: Role) -> None:
     launch = command(spec(role=role, connector="none"))
@@ -76,10 +108,46 @@ def test_an_engine_of_another_connector_says_its_own(role: Role) -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize("role", [role for role in Role if role is not Role.ENCODE])
 def test_every_engine_caches_prefixes_and_reports_cached_tokens(role: Role, device: str) -> None:
     argv = command(spec(role=role, device=device)).argv
     assert {"--enable-prefix-caching", "--enable-prompt-tokens-details"} <= set(argv)
+
+
+SHARED = {"ec_connector": "ECExampleConnector", "ec_connector_extra_config": {"shared_storage_path": "/cache"}}
+BY_REDIS = {
+    "ec_connector": "RedisECConnector",
+    "ec_connector_module_path": "ppd_ec_redis.connector",
+    "ec_connector_extra_config": {"name": "10.0.0.8:8400"},
+}
+
+
+@pytest.mark.parametrize(("cache", "config"), [("/cache", SHARED), ("redis", BY_REDIS), ("", None)])
+@pytest.mark.parametrize("role", [role for role in Role if role is not Role.ENCODE])
+def test_whoever_computes_prompts_may_be_given_embeddings(role: Role, cache: str, config: Any) -> None:
+    argv = command(spec(role=role, host="10.0.0.8", port=8400, encoder_cache=cache)).argv
+    found = document(argv, "--ec-transfer-config")
+    assert found == (None if config is None else {"ec_role": "ec_consumer", **config})
+    assert document(argv, "--kv-transfer-config") is not None
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("connector", [*CONNECTORS, "none"])
+@pytest.mark.parametrize(("cache", "config"), [("/cache", SHARED), ("redis", BY_REDIS)])
+def test_an_encoder_only_encodes(device: str, connector: str, cache: str, config: Any) -> None:
+    launch = command(
+        spec(role=Role.ENCODE, host="10.0.0.8", port=8400, encoder_cache=cache, device=device, connector=connector)
+    )
+    assert document(launch.argv, "--ec-transfer-config") == {"ec_role": "ec_producer", **config}
+    assert {"--enforce-eager", "--no-enable-prefix-caching"} <= set(launch.argv)
+    assert not {"--kv-transfer-config", "--enable-prefix-caching"} & set(launch.argv)
+    assert not [name for name in launch.env if "SIDE_CHANNEL" in name or "BOOTSTRAP" in name]
+
+
+def test_the_names_of_encoders_are_those_that_their_connector_takes() -> None:
+    made = spec(role=Role.ENCODE, host="fd00::1", encoder_cache="redis")
+    name = document(command(made).argv, "--ec-transfer-config")["ec_connector_extra_config"]["name"]
+    assert read_settings({"name": name, "redis_url": "redis://r"}).name == name
 
 
 def test_a_cpu_engine_is_started_by_module_and_stays_on_this_machine() -> None:
@@ -137,6 +205,7 @@ def test_kv_events_are_published_under_the_workers_address() -> None:
     ("changes", "param"),
     [
         ({"device": "tpu"}, "device"),
+        ({"role": Role.ENCODE, "encoder_cache": ""}, "encoder_cache"),
         ({"tensor_parallel": 0}, "tensor_parallel"),
         ({"gpus": (0,), "tensor_parallel": 2}, "gpus"),
         ({"host": "0.0.0.0"}, "side_channel_host"),
@@ -152,3 +221,11 @@ def test_what_cannot_be_started_is_refused_by_name(changes: dict[str, Any], para
 
 def test_without_a_connector_an_engine_may_listen_everywhere() -> None:
     assert command(spec(role=Role.REPLICA, host="0.0.0.0", connector="none")).env == {}
+
+
+def test_an_engine_that_reads_back_is_told_so_and_for_how_long_it_keeps_kv() -> None:
+    config = document(command(spec(reads_back=True, keeps_s=90)).argv, "--kv-transfer-config")
+    assert config["kv_connector_extra_config"] == {"bidirectional_kv_xfer": True, "decoder_kv_blocks_ttl": 90}
+    assert "kv_connector_extra_config" not in document(command(spec()).argv, "--kv-transfer-config")
+    with pytest.raises(ConfigError, match="nixl_push has none"):
+        spec(reads_back=True, connector="nixl_push")

@@ -7,9 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppd.offline.simulation.timeline import Timeline
+from ppd.offline.simulation.workers.encoder import Embeddings, PlacedItem
 from ppd.offline.simulation.workers.engine import Engine, SimulatedSequence
 from ppd.offline.simulation.workers.kv_cache import KvCache, Span
 from ppd.proxy.laws.step_time import EngineProfile, attention_pairs, step_time_s
+from ppd.proxy.media.items import MediaItem, MediaKind
+from ppd.servers.sim.core.embeddings import MediaInput, PlacedMedia
 from tests.support.stepped_engine import Engine as SteppedEngine
 
 PROFILE = EngineProfile(max_batched_tokens=64, first_sequence_s=1e-4, mean_context_token_s=1e-7)
@@ -18,15 +21,23 @@ PROFILE = EngineProfile(max_batched_tokens=64, first_sequence_s=1e-4, mean_conte
 class Bench:
     """An engine, and the times at which its jobs' tokens came."""
 
-    def __init__(self, *, capacity: int = 100_000, profile: EngineProfile = PROFILE, seqs: int = 16) -> None:
+    def __init__(self, *, capacity: int = 100_000, seqs: int = 16, encoder_item_s: float = 0.0) -> None:
         self.timeline = Timeline()
-        self.engine = Engine(self.timeline, profile, KvCache(capacity, 4), max_num_seqs=seqs)
+        cache = KvCache(capacity, 4)
+        self.engine = Engine(self.timeline, PROFILE, cache, max_num_seqs=seqs, encoder_item_s=encoder_item_s)
         self.first: dict[int, float] = {}
         self.last: dict[int, float] = {}
         self.jobs: dict[int, SimulatedSequence] = {}
 
     def add(
-        self, name: int, prompt: tuple[Span, ...] | int, output: int, at_s: float = 0.0, *, keeps_kv: bool = False
+        self,
+        name: int,
+        prompt: tuple[Span, ...] | int,
+        output: int,
+        at_s: float = 0.0,
+        *,
+        keeps_kv: bool = False,
+        media: tuple[PlacedItem, ...] = (),
     ) -> SimulatedSequence:
         spans = (Span(100 + name, prompt),) if isinstance(prompt, int) else prompt
         job = self.jobs[name] = SimulatedSequence(
@@ -36,6 +47,7 @@ class Bench:
             lambda: self.first.update({name: self.timeline.now_s}),
             lambda: self.last.update({name: self.timeline.now_s}),
             keeps_kv=keeps_kv,
+            media=media,
         )
         self.timeline.at(at_s, self.engine.add, job)
         return job
@@ -150,8 +162,11 @@ def test_the_times_are_those_of_the_scheduler_that_goes_step_by_step(
     assert bench.last == pytest.approx(last)
 
 
-def _stepped(requests: list[tuple[int, int, float]]) -> tuple[dict[int, float], dict[int, float]]:
-    engine = SteppedEngine(blocks=4096, size=4, budget=PROFILE.max_batched_tokens)
+def _stepped(
+    requests: list[tuple[int, int, float]], media: list[int] | None = None
+) -> tuple[dict[int, float], dict[int, float]]:
+    """media: the number of each one's image."""
+    engine = SteppedEngine(blocks=4096, size=4, budget=PROFILE.max_batched_tokens, encoder_item_s=ITEM_S)
     coming = list(enumerate(requests))
     now_s = 0.0
     first: dict[int, float] = {}
@@ -162,10 +177,58 @@ def _stepped(requests: list[tuple[int, int, float]]) -> tuple[dict[int, float], 
         while coming and coming[0][1][2] <= now_s:
             name, (prompt, output, _) = coming.pop(0)
             text = chr(65 + name) * prompt  # no prefix in common
-            engine.add(str(name), text, max_tokens=output)
+            sequence = engine.add(str(name), text, max_tokens=output)
+            if media is not None and (number := media[name]):
+                sequence.media = (PlacedMedia(prompt // 2, MediaInput(f"image {number}", ())),)
         step = engine.scheduler.plan()
         now_s += step.duration_s
         for produced in engine.scheduler.complete(step):
             first.setdefault(int(produced.sequence.id), now_s)
             last[int(produced.sequence.id)] = now_s
     return first, last
+
+
+# -- images
+
+ITEM_S = 0.05
+WITH_IMAGES = st.lists(
+    st.tuples(st.integers(20, 120), st.integers(1, 30), st.floats(0.0, 0.3), st.integers(0, 3)), min_size=1, max_size=8
+)
+
+
+@given(WITH_IMAGES)
+def test_images_take_the_time_that_they_take_in_the_scheduler_that_goes_step_by_step(
+    requests: list[tuple[int, int, float, int]],
+) -> None:
+    """Each has one of three images, or none; whoever has it encoded first spares it the others."""
+    requests = sorted(requests, key=lambda request: request[2])
+    bench = Bench(encoder_item_s=ITEM_S)
+    for name, (prompt, output, at_s, image) in enumerate(requests):
+        bench.add(name, prompt, output, at_s, media=images(image, prompt))
+    bench.run()
+    first, last = _stepped([request[:3] for request in requests], [request[3] for request in requests])
+    assert bench.first == pytest.approx(first)
+    assert bench.last == pytest.approx(last)
+
+
+def images(number: int, prompt: int) -> tuple[PlacedItem, ...]:
+    """At the same place as `_media`."""
+    return (PlacedItem(prompt // 2, MediaItem(MediaKind.IMAGE, f"image {number}", 0, 0, 0)),) if number else ()
+
+
+def test_an_embedding_that_was_sent_costs_nothing_and_one_that_is_cached_with_its_tokens_neither() -> None:
+    bench, alone = Bench(encoder_item_s=ITEM_S), Bench()
+    bench.engine.embeddings.add(["image 1"])
+    for one in (bench, alone):
+        one.add(1, 40, 1, media=images(1, 40))
+        one.run()
+    assert bench.first == alone.first
+    bench = Bench(encoder_item_s=ITEM_S)
+    bench.add(1, 40, 1, media=images(1, 40))
+    bench.run()
+    assert bench.first[1] == pytest.approx(alone.first[1] + ITEM_S)
+    bench.engine.embeddings = Embeddings()  # another image has taken its place
+    came_s = bench.timeline.now_s
+    bench.add(2, (Span(101, 40), Span(7, 8)), 1, came_s, media=images(1, 40))
+    bench.run()
+    assert bench.first[2] - came_s == pytest.approx(step_time_s(PROFILE, 0, 0, 8, attention_pairs(8, 40)))

@@ -305,9 +305,9 @@ def test_connectors_agree(connectors: dict[str, str], expected: Said) -> None:
     ("changes", "expected"),
     [
         ({}, []),
-        ({"connector": "moriio"}, [(FAIL, "P1 uses 'moriio', which is not known")]),
+        ({"connector": "bogus"}, [(FAIL, "P1 uses 'bogus', which is not known")]),
         ({"connector": "p2p_nccl", "coordinates": {"zmq_address": "a:1"}, "engine_version": "0.23.1"}, []),
-        ({"connector": "p2p_nccl", "engine_version": ""}, [(FAIL, "where its KV transfer listens")]),
+        ({"connector": "p2p_nccl", "engine_version": ""}, [(FAIL, "it does not tell its zmq_address")]),
         (
             {"connector": "p2p_nccl", "coordinates": {"zmq_address": "a:1"}, "engine_version": "0.24.0"},
             [(FAIL, "no p2p_nccl any more")],

@@ -29,7 +29,7 @@ from ppd.proxy.fleet.worker import Role, Worker
 OK, WARN, FAIL, SKIP = Level.OK, Level.WARN, Level.FAIL, Level.SKIP
 Said = list[tuple[Level, str]]  # a level, and words that the message must hold
 
-P1, D1, R1 = (
+P1, D1, R1, _ = (
     WorkerFact(name=f"{role}1", worker=Worker(role=role, address=f"{role}:1", models=("m",))) for role in Role
 )
 PROXY = ProxyFact(address="proxy:1", ready_status=200, ways=("split",), admin_status=200, mode="table")

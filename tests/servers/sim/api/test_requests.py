@@ -79,8 +79,6 @@ def test_limits(generation: Generation, limit: int) -> None:
         ({"stop": ["a", ""]}, "stop"),
         ({"stop": 3}, "stop"),
         ({"cache_salt": ""}, "cache_salt"),
-        ({"kv_transfer_params": "p"}, "kv_transfer_params"),
-        ({"kv_transfer_params": [1]}, "kv_transfer_params"),
         ({"model": 3}, "model"),
     ],
 )

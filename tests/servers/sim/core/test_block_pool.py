@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -29,7 +30,7 @@ def filled(pool: BlockPool, *runs: tuple[int, ...]) -> list[Block]:
     parent = None
     for block, tokens in zip(blocks, runs, strict=True):
         event = stored(tokens, parent)
-        block.content[:] = tokens
+        block.content[:] = array("I", tokens)
         pool.seal(block, event)
         parent = event.block_hash
     return blocks

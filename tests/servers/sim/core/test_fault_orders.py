@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, Faults, Order, leg_of
+from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, Faults, Order
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -39,25 +39,13 @@ def test_an_order_for_one_leg_leaves_the_others_alone() -> None:
     ]
 
 
-def test_failed_loads_are_counted_by_themselves() -> None:
-    faults = Faults([Order(FaultKind.LOAD)])
-    assert faults.take(FaultLeg.DECODE) is None
-    assert [faults.take_load(), faults.take_load()] == [True, False]
-
-
 @pytest.mark.parametrize(
-    ("params", "leg"),
-    [
-        ('{"do_remote_decode": true}', FaultLeg.PREFILL),
-        ('{"do_remote_prefill": true, "do_remote_decode": false}', FaultLeg.DECODE),
-        ("{}", FaultLeg.PLAIN),
-        ("null", FaultLeg.PLAIN),
-        ("7", FaultLeg.PLAIN),
-        ("[", FaultLeg.PLAIN),
-    ],
+    "kind", [FaultKind.LOAD, FaultKind.ABSENT, FaultKind.EXPIRE, FaultKind.KILL_AT_TRANSFER, FaultKind.LEAK]
 )
-def test_a_leg_is_told_by_its_transfer_params(params: str, leg: FaultLeg) -> None:
-    assert leg_of(b'{"kv_transfer_params": %s}' % params.encode()) is leg
+def test_faults_between_engines_are_counted_by_themselves(kind: FaultKind) -> None:
+    faults = Faults([Order(kind)])
+    assert faults.take(FaultLeg.DECODE) is None
+    assert [faults.take_of_transfer(kind), faults.take_of_transfer(kind)] == [True, False]
 
 
 @pytest.mark.parametrize(("wedge", "is_wedged"), [([], False), (["p"], True), (["q"], False), (["*"], True)])

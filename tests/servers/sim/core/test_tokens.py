@@ -10,8 +10,11 @@ from ppd.servers.sim.core.tokens import (
     VOCABULARY_SIZE,
     Tokenizer,
     decode,
+    digest_of_numbers,
     encode,
     is_token,
+    media_digest,
+    media_numbers,
     media_tokens,
 )
 
@@ -38,14 +41,15 @@ def test_one_character_is_one_token_and_one_marker_is_one_token(text: str, token
 
 
 def test_media_are_known_by_their_content() -> None:
-    cat, dog = media_tokens(b"cat"), media_tokens(b"dog")
-    assert cat == media_tokens(b"cat") != dog
+    cat, dog = media_tokens(media_digest(b"cat")), media_tokens(media_digest(b"dog"))
+    assert cat == media_tokens(media_digest(b"cat")) != dog
+    assert media_tokens(digest_of_numbers(media_numbers(cat)) or b"") == cat
     assert len(cat) == 16
     assert all(TURN_END < token < VOCABULARY_SIZE for token in cat + dog)
 
 
 def test_tokens_without_text_are_silent() -> None:
-    assert decode([97, *media_tokens(b"cat"), 0xD800, 98]) == "ab"
+    assert decode([97, *media_tokens(media_digest(b"cat")), 0xD800, 98]) == "ab"
 
 
 PROSE = "The quick brown fox jumps over the lazy dog. Nobody had seen the old man since the morning; he had left. "

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
+from copy import copy
+from typing import Self
 
 from ..admission.keys import Client
 from ..admission.rate_limits import with_limits
@@ -16,18 +18,18 @@ from ..config import ProxyConfig
 from ..errors import OVERLOAD, LegError, NotFound, refusal
 from ..failures import Phase
 from ..fleet.view import WorkerView
-from ..fleet.worker import Role, WorkerId
+from ..fleet.worker import ANSWERING, WorkerId
 from ..openai.answer import AnswerObserver
 from ..openai.edits import Edits, Redaction, edited_body
 from ..openai.request import Endpoint, scope_of
 from ..openai.stream_relay import StreamRelay
+from ..routing.attempt import no_such_response
+from ..routing.state import State
 from ..sessions.session import response_key
 from ..upstream.call import Answer, Call, Timeouts
 from ..upstream.client import Upstream
 from ..upstream.relayed_headers import RelayedHeaders
-from .attempt import no_such_response
 from .passthrough import Forwarded
-from .state import State
 
 MOST_ASKED = 16  # workers, so that a wrong id costs a large fleet little
 
@@ -36,11 +38,19 @@ _UNKNOWN = (404, 405, 501)  # also of engines that have no such path
 
 
 class StoredResponses:
+    _only: Collection[WorkerId] | None = None
+
     def __init__(self, config: ProxyConfig, state: State, upstream: Upstream) -> None:
         self._state = state
         self._upstream = upstream
         self._header_rules = RelayedHeaders(config.relay_headers)
         self._timeouts = Timeouts(config.connect_timeout_s, config.first_event_timeout_s, config.idle_timeout_s)
+
+    def within(self, only: Collection[WorkerId] | None) -> Self:
+        """The same, among these workers alone; None: among all."""
+        found = copy(self)
+        found._only = only
+        return found
 
     async def forward(
         self, method: str, path: str, response_id: str, headers: Mapping[str, str], client: Client
@@ -74,7 +84,8 @@ class StoredResponses:
 
     def _candidates(self, holders: list[WorkerId]) -> list[WorkerView]:
         # A P answers nobody. A draining worker still has what it stored.
-        able = [view for view in self._state.registry.views() if view.up and view.role is not Role.PREFILL]
+        able = [view for view in self._state.registry.views() if view.up and view.role in ANSWERING]
+        able = able if self._only is None else [view for view in able if view.id in self._only]
         able.sort(key=lambda view: (view.id not in holders, view.requests, view.name))
         return able[:MOST_ASKED]
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Self
 
 from ..admission.auth import check_use
 from ..admission.gate import Permit
@@ -23,16 +25,16 @@ from ..config import ProxyConfig
 from ..errors import LOOP, OVERLOAD, LegError, NoWorkerError, Refused, RequestError, refusal
 from ..failures import ROWS, Cause, Leg, Phase
 from ..fleet.view import WorkerView, check_model
-from ..fleet.worker import Role
+from ..fleet.worker import Role, WorkerId
 from ..health.poisoned_prompts import life_of
 from ..openai.form import is_form
+from ..routing.attempt import FailedAttempts, is_loss, workers_lost
+from ..routing.state import State
 from ..sessions.prefix_chain import PrefixEnd
 from ..sessions.text_kinds import Kind
 from ..upstream.call import Answer, Call, Timeouts
 from ..upstream.client import Upstream
 from ..upstream.relayed_headers import RelayedHeaders
-from .attempt import FailedAttempts, is_loss, workers_lost
-from .state import State
 
 ENDPOINTS = (
     "/v1/embeddings",
@@ -53,11 +55,13 @@ ENDPOINTS = (
 # Names only: with dots or escapes a path could turn into another endpoint's on its way.
 AUDIO = re.compile(r"/v1/audio(?:/[A-Za-z0-9_-]+)+")
 
+ONLY = "only_workers"  # in the `state` of an ASGI scope: the workers that a gateway lets the request go to
+
 # An engine's word for "this model has no such endpoint": the request's fault, not the worker's.
 _NOT_IMPLEMENTED = 501
 _NOT_FOUND = 404
 
-# Replicas first; P last, as its queue is the fleet's TTFT.
+# Replicas first; P last, as its queue is the fleet's TTFT. An E only encodes.
 _PREFERENCE = {Role.REPLICA: 0, Role.DECODE: 1, Role.PREFILL: 2}
 
 
@@ -118,6 +122,8 @@ class _Bill:
 class Passthrough:
     """Forwards requests."""
 
+    _only: Collection[WorkerId] | None = None
+
     def __init__(self, config: ProxyConfig, state: State, upstream: Upstream, bodies: BodyReader) -> None:
         self._state = state
         self._registry = state.registry
@@ -127,6 +133,12 @@ class Passthrough:
         self._attempts = config.attempts
         self._worker_limit = config.max_worker_inflight
         self._bodies = bodies
+
+    def within(self, only: Collection[WorkerId] | None) -> Self:
+        """The same, among these workers alone; None: among all."""
+        found = copy(self)
+        found._only = only
+        return found
 
     async def forward(
         self, method: str, path: str, body: Body, headers: Mapping[str, str], client: Client
@@ -280,14 +292,19 @@ class Passthrough:
     def candidates(self, model: str = "") -> list[WorkerView]:
         """The workers that can be asked, best first."""
         able = [
-            view for view in self._registry.views() if view.takes_turns(model) or (not model and view.state == "up")
+            view
+            for view in self._allowed()
+            if view.role in _PREFERENCE and (view.takes_turns(model) or (not model and view.state == "up"))
         ]
         blocked = self._state.health.breakers.blocked(self._state.now())
         return sorted(able, key=lambda v: (v.id in blocked, _PREFERENCE[v.role], v.requests, v.name))
 
     def _down(self, model: str) -> bool:
         """Whether workers that are down would serve the model: requests wait for them."""
-        return any(view.may_return(model) or (not model and view.state == "down") for view in self._registry.views())
+        return any(view.may_return(model) or (not model and view.state == "down") for view in self._allowed())
+
+    def _allowed(self) -> list[WorkerView]:
+        return [view for view in self._registry.views() if self._only is None or view.id in self._only]
 
 
 def _bytes_of(body: Body) -> bytes | memoryview:

@@ -10,7 +10,7 @@ from ppd.proxy.admission.keys import Client
 from ppd.proxy.admission.tenant_scope import TenantScope
 from ppd.proxy.bodies.forwarded import public_body
 from ppd.proxy.errors import RequestError
-from ppd.proxy.routing.passthrough import TotalTokens
+from ppd.proxy.passthrough.passthrough import TotalTokens
 
 ANYBODY = Client(name="", tenant="")
 BATCH = Client(name="batch", tenant="batch", priority=10)
@@ -24,6 +24,10 @@ OURS = Client(name="ours", tenant="ours", scope=SCOPE)
         ({"input": "x", "kv_transfer_params": {"do_remote_prefill": True}}, {"input": "x"}),
         ({"input": "x", "ec_transfer_params": {"peer": "a:1"}}, {"input": "x"}),
         ({"input": "x", "request_id": "a"}, {"input": "x"}),
+        (
+            {"messages": [[{"content": [{"type": "image_url", "image_url": "u", "uuid": "a"}, {"uuid": "b"}]}]]},
+            {"messages": [[{"content": [{"type": "image_url", "image_url": "u"}, {"uuid": "b"}]}]]},
+        ),
         (
             {"input": "x", "vllm_xargs": {"kv_transfer_params": {}, "ec_transfer_params": {}, "n": 1}},
             {"input": "x", "vllm_xargs": {"n": 1}},

@@ -1,0 +1,30 @@
+"""What a text of the config says of addresses: ranges, hosts, and origins of web pages."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Sequence
+
+ANY_ORIGIN = "*"
+_ORIGIN = re.compile(
+    r"(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::\d{1,5})?"
+)
+
+
+def are_origins(texts: Sequence[str]) -> bool:
+    return tuple(texts) == (ANY_ORIGIN,) or all(map(_ORIGIN.fullmatch, texts))
+
+
+def are_ranges(texts: Iterable[str]) -> bool:
+    try:
+        return all(map(ipaddress.ip_network, texts))
+    except ValueError:
+        return False
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,59 @@
+"""What the values of some keys must be together, and what no type says of one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .addresses import are_origins, are_ranges, is_loopback
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the values of some keys must be together, or what no type says. `keys[0]` is the one that an error names."""
+
+    keys: tuple[str, ...]
+    allowed: str
+    holds: Callable[..., bool]  # of the keys' values, in order
+
+
+def _both_or_neither(one: str, other: str) -> bool:
+    return bool(one) == bool(other)
+
+
+CONSTRAINTS = (
+    Constraint(
+        ("cors_allow_origins",),
+        'origins as browsers send them, as https://chat.example or http://localhost:3000, or "*" alone',
+        are_origins,
+    ),
+    Constraint(("heartbeat_allow",), "address ranges such as 10.0.0.0/8", are_ranges),
+    Constraint(
+        ("heartbeat_host", "heartbeat_port", "heartbeat_allow", "curve_port", "heartbeat_open"),
+        "a loopback address, unless heartbeat_allow, or curve_port, or heartbeat_open = true is set: whoever "
+        "registers a worker gets prompts",
+        lambda host, port, allow, curve, is_open: not port or is_loopback(host) or bool(allow or curve or is_open),
+    ),
+    Constraint(
+        ("curve_port", "curve_server_key_file", "curve_clients_dir"),
+        "0, or both curve_server_key_file and curve_clients_dir set",
+        lambda port, key, folder: not port or bool(key and folder),
+    ),
+    Constraint(
+        ("share_prefixes", "keys_file"),
+        "set with keys_file, whose tenants it names",
+        lambda some, file: not some or file,
+    ),
+    Constraint(("tls_cert_file", "tls_key_file"), "set with tls_key_file", _both_or_neither),
+    Constraint(
+        ("kv_events_bind",),
+        "empty, or tcp://host:port",
+        lambda bind: not bind or re.fullmatch(r"tcp://.+:\d+", bind) is not None,
+    ),
+    Constraint(("kv_events_bind", "processes"), "empty where processes is above 1", lambda bind, n: not bind or n == 1),
+    Constraint(("worker_cert_file", "worker_key_file"), "set with worker_key_file", _both_or_neither),
+    Constraint(
+        ("tls_client_ca_file", "tls_cert_file"), "set with tls_cert_file", lambda ca, cert: bool(cert) or not ca
+    ),
+)

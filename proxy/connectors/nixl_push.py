@@ -1,0 +1,70 @@
+"""NIXL, push mode: both legs at once, under one request id; P writes the KV into blocks that D has registered with it.
+
+D's leg names P before P has answered, so the proxy must know what P's answer would say in pull mode: its engine's id,
+which its config has to pin, and its side channel. Without one of them D's scheduler fails, and with it the engine: each
+has a value here. Source: vLLM's `NixlPushConnector`, 0.24 to 0.33; the layout is in docs/protocols.md.
+"""
+
+from __future__ import annotations
+
+import uuid
+from types import MappingProxyType
+
+from ..fleet.worker import Role
+from ..openai.body_members import encoded
+from ..openai.request import Endpoint, Fields
+from .coordinates import COUNT, ENGINE, HOST, PORT
+from .leg import Finished, Handoff, LegOrder, LegRequest, NoHandoff, Pair, answering_fields, counts_of, leg
+from .nixl import ASK, PARAMS
+from .prefill import engine_version, prefill_fields
+
+SIDE_CHANNEL_PORT = "5600"  # the engine's default
+
+
+class NixlPush:
+    name = "nixl_push"
+    order = LegOrder.TOGETHER
+    needs_handoff = False
+    coordinates = MappingProxyType(
+        {
+            "engine_id": ENGINE.of(Role.PREFILL),
+            "side_channel_host": HOST,
+            "side_channel_port": PORT,
+            "tp_size": COUNT,
+            "pp_size": COUNT,
+        }
+    )
+    takes_either_leg = False
+    decodes_alone = True
+    finds_by_content = False
+    splits_responses = False
+
+    def new_key(self) -> str:
+        """The engines match both legs by it."""
+        return str(uuid.uuid4())
+
+    def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest:
+        body = prefill_fields(endpoint, fields, engine_version(pair.prefill.engine_version))
+        return leg(endpoint, {**body, PARAMS: ASK}, pair.key, fields)
+
+    def handoff(self, answer: bytes, pair: Pair) -> Handoff | Finished | NoHandoff:
+        return counts_of(answer)
+
+    def decode_leg(
+        self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str, handoff: Handoff | None
+    ) -> LegRequest:
+        told = pair.prefill.coordinates
+        body = answering_fields(endpoint, fields)
+        body[PARAMS] = encoded(
+            {
+                "do_remote_decode": False,
+                "do_remote_prefill": True,
+                "remote_engine_id": told["engine_id"],
+                "remote_host": told.get("side_channel_host") or pair.prefill.address.rpartition(":")[0].strip("[]"),
+                "remote_port": int(told.get("side_channel_port", SIDE_CHANNEL_PORT)),
+                "tp_size": int(told.get("tp_size", "1")),
+                "pp_size": int(told.get("pp_size", "1")),
+                "remote_request_id": pair.key,
+            }
+        )
+        return leg(endpoint, body, pair.key, fields)

@@ -1,0 +1,78 @@
+"""What a sidecar tells the picker of each turn that it has run: a msgpack map in one ZeroMQ frame, as heartbeats are.
+
+A picker sees no answer, so this is how it learns what its decision came to. It holds counts, times and causes; never
+text. The layout is in docs/protocols.md.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import msgspec
+
+from ..errors import FormatError
+
+VERSION = 1
+KIND = "turn_report"
+LEGS_LIMIT = 8
+MOST_TOKENS = 1 << 40
+
+_Name = Annotated[str, msgspec.Meta(max_length=256)]
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+
+
+class FailedLeg(msgspec.Struct, frozen=True):
+    """One upstream request of the turn that failed, in the words of docs/failures.md."""
+
+    leg: _Name
+    address: _Name  # the worker's, host:port
+    phase: _Name
+    cause: _Name
+
+
+class TurnReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=KIND):
+    """One turn. Seconds count from its arrival at the sidecar, as clocks of machines differ; None: not known."""
+
+    version: int = VERSION
+    request_id: _Name  # the gateway's X-Request-Id
+    route: _Name  # SPLIT, or LOCAL where the engine computed the prompt; empty: it got no further
+    prefill: _Name = ""  # the P that was asked last, host:port
+    outcome: _Name  # completed, failed, cancelled or broken
+    status: Annotated[int, msgspec.Meta(ge=0, le=599)]
+    failure: _Name = ""  # why the client got no whole answer
+    failed_legs: Annotated[list[FailedLeg], msgspec.Meta(max_length=LEGS_LIMIT)] = []  # of a turn that was saved, too
+    prompt_tokens: _Tokens | None = None
+    completion_tokens: _Tokens | None = None
+    prefill_cached_tokens: _Tokens | None = None  # of the prompt, that P found in its cache
+    decode_cached_tokens: _Tokens | None = None  # that the engine found; None after a handoff: it counts what it pulled
+    first_token_s: float | None = None  # None also where the answer came as a whole
+    last_token_s: float | None = None
+    ended_s: float
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+
+_HEAD = msgspec.msgpack.encode("kind") + msgspec.msgpack.encode(KIND)
+_DECODER = msgspec.msgpack.Decoder(TurnReport)
+
+
+def is_report(payload: bytes) -> bool:
+    """Whether it is to be one: its kind comes first, after what says how many fields there are."""
+    return payload.startswith(_HEAD, 1) or payload.startswith(_HEAD, 3)
+
+
+def decode(payload: bytes) -> TurnReport:
+    """FormatError names what is wrong."""
+    try:
+        report = _DECODER.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise FormatError(f"turn report: {exc}") from exc
+    if report.version != VERSION:
+        raise FormatError(f"turn report: version must be {VERSION}")
+    for name in ("first_token_s", "last_token_s", "ended_s"):
+        seconds = getattr(report, name)
+        if seconds is not None and not 0.0 <= seconds < math.inf:
+            raise FormatError(f"turn report: {name} must be a number of seconds")
+    return report

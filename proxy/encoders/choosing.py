@@ -1,0 +1,168 @@
+"""Which items of a turn are encoded by an E, on which one, and why the others are not. Pure.
+
+An item that is not sent to an E is encoded by the worker that computes the prompt, in whose steps all others wait.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
+from itertools import cycle
+
+import msgspec
+
+from ..config import EncoderUse
+from ..fleet.view import WorkerView
+from ..fleet.worker import WorkerId
+from ..media.items import MediaItem
+
+FEW_SHARE = 1 / 3
+"""Of turns with media: if they are fewer, the median first token is one of a text, whoever waits for an encoder."""
+
+
+PATIENCE = 4
+"""Requests before a turn's own at E, for which it waits at most for the sake of others."""
+
+
+class ItemDecision(StrEnum):
+    """What becomes of one item. In `auto` the first that holds counts, in this order."""
+
+    NEVER = "never"  # by the config
+    ABSENT = "absent"  # no E takes turns of this model now
+    HELD = "held"  # the worker has the embedding
+    PREFIX = "prefix"  # the worker has the KV of its tokens
+    SMALL = "small"
+    BUSY = "busy"  # to wait for E costs more than to encode in place
+    ENCODED = "encoded"
+    FAILED = "failed"  # E was asked, and has not encoded it
+    LEFT = "left"  # by a gateway's picker, to the worker
+
+
+class EncoderRules(msgspec.Struct, frozen=True):
+    use: EncoderUse = EncoderUse.AUTO
+    batch: int = 1  # items of one request to an E
+    min_pixels: int = 0
+    min_bytes: int = 0
+
+
+class Consumer(msgspec.Struct, frozen=True):
+    """The worker that computes the prompt, as far as its media go."""
+
+    holds: Callable[[MediaItem], bool]
+    held_units: int = 0  # of the prompt's messages, those from the first on whose KV it is believed to hold
+    encoding: int = 0  # items that turns of this proxy have it encode now
+    beside: int = 0  # sequences and prompts of this proxy that would stand still meanwhile
+    media_share: float = 0.0  # of the turns lately, those with media
+
+
+class Choices(msgspec.Struct, frozen=True):
+    """decisions: by name, of each item once, in order; batches: what each request to an E holds."""
+
+    decisions: dict[str, ItemDecision]
+    batches: list[tuple[WorkerView, list[MediaItem]]]
+
+    @property
+    def encoders(self) -> dict[str, WorkerView]:
+        """Of each item that an E is to encode, in order."""
+        places = {item.name: view for view, items in self.batches for item in items}
+        return {name: places[name] for name in self.decisions if name in places}
+
+
+class NamedEncoders(msgspec.Struct, frozen=True):
+    """What a gateway's picker has decided of a turn's items: the first goes to the first of these E, and so on.
+
+    After the last E it goes on with the first.
+    """
+
+    encoders: tuple[WorkerView, ...]
+    numbers: frozenset[int] | None = None  # of the items that are sent, from 0, counting each once; None: all
+
+
+def choose(
+    items: Sequence[MediaItem],
+    encoders: Sequence[WorkerView],
+    consumer: Consumer,
+    rules: EncoderRules,
+    has: Callable[[WorkerView, MediaItem], bool],
+) -> Choices:
+    """encoders: those that may be asked; has: whether an E is believed to have an item's embedding."""
+    unique = {item.name: item for item in items}
+    first_unit = {item.name: item.unit for item in reversed(items)}  # later ones find it encoded
+    decisions = {
+        name: _decision(item, first_unit[name], bool(encoders), consumer, rules) for name, item in unique.items()
+    }
+    wanted = [item for name, item in unique.items() if decisions[name] is ItemDecision.ENCODED]
+    asked = Counter[WorkerId]()
+    by_encoder: dict[WorkerId, tuple[WorkerView, list[MediaItem]]] = {}
+    for item in wanted:
+        view = _encoder(item, encoders, asked, has)
+        if rules.use is EncoderUse.AUTO and not has(view, item) and _costs_more(view, consumer, len(wanted)):
+            decisions[item.name] = ItemDecision.BUSY
+            continue
+        asked[view.id] += 1
+        by_encoder.setdefault(view.id, (view, []))[1].append(item)
+    return Choices(
+        decisions, [batch for view, mine in by_encoder.values() for batch in _batches(view, mine, rules.batch)]
+    )
+
+
+def as_named(items: Sequence[MediaItem], named: NamedEncoders, batch: int) -> Choices:
+    """batch: items of one request to an E."""
+    decisions = dict[str, ItemDecision]()
+    by_encoder: dict[WorkerId, tuple[WorkerView, list[MediaItem]]] = {}
+    encoders = cycle(named.encoders)
+    for number, (name, item) in enumerate({item.name: item for item in items}.items()):
+        if named.numbers is not None and number not in named.numbers:
+            decisions[name] = ItemDecision.LEFT
+            continue
+        decisions[name] = ItemDecision.ENCODED
+        view = next(encoders)
+        by_encoder.setdefault(view.id, (view, []))[1].append(item)
+    return Choices(decisions, [each for view, mine in by_encoder.values() for each in _batches(view, mine, batch)])
+
+
+def _decision(item: MediaItem, unit: int, is_there: bool, consumer: Consumer, rules: EncoderRules) -> ItemDecision:
+    if rules.use is EncoderUse.NEVER:
+        return ItemDecision.NEVER
+    if not is_there:
+        return ItemDecision.ABSENT
+    if rules.use is EncoderUse.ALWAYS:
+        return ItemDecision.ENCODED
+    if consumer.holds(item):
+        return ItemDecision.HELD
+    if unit < consumer.held_units:
+        return ItemDecision.PREFIX
+    return ItemDecision.SMALL if _is_small(item, rules) else ItemDecision.ENCODED
+
+
+def _is_small(item: MediaItem, rules: EncoderRules) -> bool:
+    """By what is known of its size."""
+    return 0 < item.pixels < rules.min_pixels or 0 < item.size_bytes < rules.min_bytes
+
+
+def _encoder(
+    item: MediaItem,
+    encoders: Sequence[WorkerView],
+    asked: Counter[WorkerId],
+    has: Callable[[WorkerView, MediaItem], bool],
+) -> WorkerView:
+    """One that has it, else the one with the fewest requests, this turn's included."""
+    holders = [view for view in encoders if has(view, item)]
+    return min(holders or encoders, key=lambda view: (view.requests + asked[view.id], view.name))
+
+
+def _costs_more(encoder: WorkerView, consumer: Consumer, items: int) -> bool:
+    """Whether to wait for E costs more than to encode in place, in items that are encoded meanwhile.
+
+    In place, those that the worker encodes already come first, and all beside stand still. For their sake the turn
+    waits for E as much longer as they would in sum, within PATIENCE. Where many turns have media, those beside would
+    gain what their own first tokens lose: then a turn goes to E only if it is sooner there.
+    """
+    if consumer.media_share > FEW_SHARE:
+        return encoder.requests >= consumer.encoding
+    return encoder.requests > consumer.encoding + min(PATIENCE, items * max(1, consumer.beside))
+
+
+def _batches(view: WorkerView, items: list[MediaItem], size: int) -> Iterable[tuple[WorkerView, list[MediaItem]]]:
+    return [(view, items[at : at + size]) for at in range(0, len(items), size)]

@@ -1,0 +1,109 @@
+"""Chooses the encoders of turns, by what this process knows of the fleet, and records what engines have since."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from ..admission.arrival_rate import Arrivals, RateMeter
+from ..config import ProxyConfig
+from ..fleet.registry import Registry
+from ..fleet.view import WorkerView
+from ..fleet.worker import Role, WorkerId
+from ..health.worker_health import WorkerHealth
+from ..media.items import MediaItem
+from ..openai.request import Request
+from .choosing import Choices, Consumer, EncoderRules, ItemDecision, NamedEncoders, as_named, choose
+from .records import CACHE_TOKENS, ENCODER_CACHE_TOKENS, EmbeddingRecords
+
+TAKING = "vllm"  # the only engine whose requests may say what an encoder told
+
+
+class EncoderTurn(msgspec.Struct, frozen=True):
+    """What the encoders' legs need to know of a turn."""
+
+    request: Request
+    consumer: WorkerView  # the worker that computes the prompt
+    held_units: int  # messages whose KV it is believed to hold
+    headers: Mapping[str, str]
+    leg_id: Callable[[str], str]
+    started_s: float  # the turn's arrival
+    is_first: bool = True  # no other attempt of the turn has come to its encoders
+    named: NamedEncoders | None = None  # None: this process chooses
+
+
+class EncoderChooser:
+    """The rules are in `choosing`."""
+
+    def __init__(
+        self,
+        config: ProxyConfig,
+        registry: Registry,
+        health: WorkerHealth,
+        arrivals: Arrivals,
+        now: Callable[[], float],
+    ) -> None:
+        self._arrivals = arrivals
+        self._with_media = RateMeter(config.qps_window_s, now())
+        self._processes = config.processes  # among which turns are spread evenly
+        self._rules = EncoderRules(
+            config.encoder, config.encoder_batch, config.encoder_min_pixels, config.encoder_min_bytes
+        )
+        self._registry = registry
+        self._health = health
+        self._now = now
+        self._on_encoders = EmbeddingRecords(ENCODER_CACHE_TOKENS)
+        self._on_others = EmbeddingRecords(CACHE_TOKENS)
+        self._encoding = Counter[WorkerId]()  # items that other workers than encoders have to encode now
+
+    def choose(self, turn: EncoderTurn) -> Choices | None:
+        """None: the fleet has no encoder, or the worker that computes the prompt takes nothing of one."""
+        media, consumer = turn.request.media, turn.consumer
+        if consumer.worker.engine != TAKING:
+            return None
+        if turn.named is not None:
+            return as_named(media, turn.named, self._rules.batch)
+        encoders = [view for view in self._registry.views() if view.role is Role.ENCODE]
+        if not encoders:
+            return None
+        now_s = self._now()
+        blocked = self._health.breakers.blocked(now_s)
+        if turn.is_first:  # as turns are counted
+            self._with_media.count(now_s, self._processes)
+        able = [view for view in encoders if view.takes_turns(turn.request.model) and view.id not in blocked]
+        seen = Consumer(
+            holds=lambda item: self._on_others.holds(consumer, item),
+            held_units=turn.held_units,
+            encoding=self._encoding[consumer.id],
+            beside=consumer.decoding + consumer.prefills,
+            media_share=self._with_media.rate_rps(now_s) / max(1e-9, self._arrivals.turns.rate_rps(now_s)),
+        )
+        return choose(media, able, seen, self._rules, self._on_encoders.holds)
+
+    def until_computed(self, turn: EncoderTurn, decisions: Mapping[str, ItemDecision]) -> Callable[[bool], None]:
+        """Books what the worker itself has to encode. The result ends that; it is told whether all went well."""
+        spared = (ItemDecision.ENCODED, ItemDecision.HELD, ItemDecision.PREFIX)
+        here = sum(decision not in spared for decision in decisions.values())
+        consumer, media = turn.consumer, turn.request.media
+        self._encoding[consumer.id] += here
+
+        def computed(well: bool) -> None:
+            self._encoding[consumer.id] -= here
+            if not self._encoding[consumer.id]:
+                del self._encoding[consumer.id]
+            if well:  # what lies in a prefix was not needed
+                used = (item for item in media if decisions[item.name] is not ItemDecision.PREFIX)
+                self._on_others.add(consumer, used)
+
+        return computed
+
+    def encoded(self, view: WorkerView, items: Iterable[MediaItem]) -> None:
+        self._on_encoders.add(view, items)
+
+
+def as_text(media: Sequence[MediaItem], decisions: Mapping[str, ItemDecision]) -> list[str]:
+    """For a receipt."""
+    kinds = {item.name: item.kind for item in media}
+    return [f"{kinds[name]}: {decision}" for name, decision in decisions.items()]

@@ -1,0 +1,165 @@
+"""Runs the encoders' legs of a turn, before its others: side by side, within one limit, and without ever failing it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from ..config import ProxyConfig
+from ..connectors.leg import REQUEST_ID
+from ..errors import LegError, refusal
+from ..failures import Cause, Leg, Phase
+from ..fleet.registry import Registry
+from ..fleet.view import WorkerView
+from ..health.worker_health import WorkerHealth
+from ..media.items import MediaItem
+from ..openai.request import Endpoint
+from ..telemetry.metrics import Metrics
+from ..telemetry.receipts import EncoderLegRecord, EncoderRecord
+from ..upstream.call import Call, Timeouts
+from ..upstream.client import Upstream
+from .answers import EncodedItems, leg_body, read_answer
+from .choosing import ItemDecision
+from .encoder_chooser import EncoderChooser, EncoderTurn, as_text
+
+log = logging.getLogger(__name__)
+
+LABEL = "encode"
+
+
+class EncodedTurn(msgspec.Struct):
+    """A turn's media once the encoders are done with them; `computed` is called when its prompt is, well or not."""
+
+    items: EncodedItems = EncodedItems()
+    record: EncoderRecord | None = None  # None: the fleet has no encoder
+    on_computed: Callable[[bool], None] | None = None
+
+    def computed(self, *, well: bool) -> None:
+        if self.on_computed is not None:
+            on_computed, self.on_computed = self.on_computed, None
+            on_computed(well)
+
+
+class EncoderLegs:
+    """Asks the encoders that are chosen for a turn."""
+
+    def __init__(
+        self,
+        config: ProxyConfig,
+        upstream: Upstream,
+        chooser: EncoderChooser,
+        registry: Registry,
+        health: WorkerHealth,
+        metrics: Metrics,
+        now: Callable[[], float],
+    ) -> None:
+        self._chooser = chooser
+        self._upstream = upstream
+        self._registry = registry
+        self._health = health
+        self._metrics = metrics
+        self._now = now
+        self._limit_s = config.encoder_timeout_s
+        self._timeouts = Timeouts(config.connect_timeout_s, config.encoder_timeout_s, config.encoder_timeout_s)
+
+    async def encode(self, turn: EncoderTurn) -> EncodedTurn:
+        """What the turn's other legs carry. What a leg that fails leaves is for the worker that computes the prompt."""
+        choices = self._chooser.choose(turn)
+        if choices is None:
+            return EncodedTurn()
+        record = EncoderRecord(began_s=self._now() - turn.started_s)
+        found = await self._all_legs(turn, choices.batches, record, choices.decisions)
+        record.waited_s = self._now() - turn.started_s - record.began_s
+        record.items = as_text(turn.request.media, choices.decisions)
+        return EncodedTurn(found, record, self._chooser.until_computed(turn, choices.decisions))
+
+    async def _all_legs(
+        self,
+        turn: EncoderTurn,
+        batches: Iterable[tuple[WorkerView, list[MediaItem]]],
+        record: EncoderRecord,
+        decisions: dict[str, ItemDecision],
+    ) -> EncodedItems:
+        legs = {
+            asyncio.create_task(self._leg(turn, view, items, turn.leg_id(f"e{number}"), record)): items
+            for number, (view, items) in enumerate(batches)
+        }
+        try:
+            if legs:
+                await asyncio.wait(legs)
+        finally:  # its client may have left
+            for leg in legs:
+                leg.cancel()
+        found = EncodedItems()
+        for leg, items in legs.items():
+            if (error := leg.exception()) is not None:
+                log.error("request %s: %s failed", turn.leg_id("e"), LABEL, exc_info=error)
+            if error is not None or (told := leg.result()) is None:
+                decisions.update((item.name, ItemDecision.FAILED) for item in items)
+            else:
+                found = found.joined(told)
+        return found
+
+    async def _leg(
+        self, turn: EncoderTurn, view: WorkerView, items: list[MediaItem], leg_id: str, record: EncoderRecord
+    ) -> EncodedItems | None:
+        """None where it failed."""
+        asked_s, breakers = self._now(), self._health.breakers
+        noted = EncoderLegRecord(
+            id=leg_id,
+            worker=view.name,
+            address=view.worker.address,
+            items=len(items),
+            started_s=asked_s - turn.started_s,
+        )
+        record.legs.append(noted)
+        breakers.began(view.id, asked_s)
+        self._registry.reserve(view.id, 0)
+        try:
+            found = await self._asked(turn, view, items, leg_id)
+        except LegError as exc:
+            noted.error = f"{exc.phase}: {exc.cause}"
+            exc = await self._upstream.examine(exc, view.worker)
+            if turn.named is None:  # what it means for E is what it means for P; of one that is named the picker judges
+                self._health.leg_failed(Leg.PREFILL, exc, view.id, asked_s)
+            self._metrics.failures.labels(LABEL, exc.phase, exc.cause).inc()
+            log.warning("request %s: %s on %s: %s at %s", leg_id, LABEL, view.name, exc.cause, exc.phase)
+            return None
+        finally:
+            breakers.abandoned(view.id)
+            self._registry.release(view.id)
+            noted.ended_s = self._now() - turn.started_s
+            self._metrics.legs.observe(self._now() - asked_s, LABEL)
+        self._health.succeeded(view.id)
+        self._chooser.encoded(view, items)
+        return found
+
+    async def _asked(self, turn: EncoderTurn, view: WorkerView, items: list[MediaItem], leg_id: str) -> EncodedItems:
+        call, body = Call(view.worker), leg_body(turn.request, items)
+        headers = {**turn.headers, REQUEST_ID: leg_id}
+        try:
+            async with (
+                asyncio.timeout(self._limit_s),
+                self._upstream.answer(
+                    call, Endpoint.CHAT, body=body, headers=headers, timeouts=self._timeouts
+                ) as answer,
+            ):
+                told = await answer.body()
+                if answer.status != 200:
+                    raise refusal(
+                        answer.status,
+                        b"",
+                        worker=view.id,
+                        phase=Phase.HEADERS,
+                        retry_after_s=answer.retry_after_s,
+                    )
+        except TimeoutError as exc:
+            raise call.error("the items were not encoded in time", Cause.TIMEOUT) from exc
+        found = read_answer(told, items)
+        if found is None:
+            said = "the encoder's 200 holds no answer"
+            raise LegError(said, worker=view.id, phase=Phase.FIRST_EVENT, cause=Cause.MALFORMED)
+        return found

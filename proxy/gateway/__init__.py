@@ -1,0 +1,1 @@
+"""Turns that Envoy carries: an endpoint picker over gRPC, and Envoy's configuration."""

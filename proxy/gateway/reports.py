@@ -1,0 +1,90 @@
+"""What sidecars tell of the turns that this picker has decided: found by request id, once each."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+from prometheus_client.core import CounterMetricFamily, Metric
+
+from ..discovery.turn_report import TurnReport, decode
+from ..fleet.worker import WorkerId
+
+KNOWN_LIMIT = 20_000  # workers whose sidecars have reported
+LATE_LIMIT = 1_000  # turns that ended without a report: one may still come
+
+
+class ReportTaker(Protocol):
+    """A turn that is not over yet."""
+
+    @property
+    def worker(self) -> WorkerId: ...
+
+    def reported(self, report: TurnReport) -> None: ...
+
+
+class Reports:
+    """Turns that a report may come for."""
+
+    def __init__(self, elsewhere: Callable[[bytes], None] | None = None) -> None:
+        """elsewhere: tells the other processes; None: this is the only one."""
+        self._elsewhere = elsewhere
+        self._open: dict[str, ReportTaker] = {}
+        self._known: dict[WorkerId, None] = {}
+        self._ended: OrderedDict[str, WorkerId] = OrderedDict()  # without a report, the oldest first
+        self._taken = self._late = self._unknown = self._passed_on = 0
+
+    def open(self, request_id: str, turn: ReportTaker) -> None:
+        self._open[request_id] = turn
+
+    def close(self, request_id: str, turn: ReportTaker) -> None:
+        """Nothing if another turn has the same id by now."""
+        if self._open.get(request_id) is turn:
+            del self._open[request_id]
+
+    def comes_from(self, worker: WorkerId) -> bool:
+        """Whether this worker's sidecar reports: it has before."""
+        return worker in self._known
+
+    def missed(self, request_id: str, worker: WorkerId) -> None:
+        """The turn is over, and none has come."""
+        self._ended[request_id] = worker
+        if len(self._ended) > LATE_LIMIT:
+            self._ended.popitem(last=False)
+
+    def taken(self, report: TurnReport) -> None:
+        """It has come here. One sidecar's reports all come to one process, whichever has decided the turn."""
+        if self._taken_here(report):
+            return
+        if self._elsewhere is None:
+            self._unknown += 1
+        else:
+            self._passed_on += 1
+            self._elsewhere(report.encode())
+
+    def told(self, encoded: bytes) -> None:
+        """By another process, which asks them all."""
+        self._taken_here(decode(encoded))
+
+    def _taken_here(self, report: TurnReport) -> bool:
+        turn = self._open.get(report.request_id)
+        worker = self._ended.pop(report.request_id, None) if turn is None else turn.worker
+        if worker is None:
+            return False
+        if len(self._known) < KNOWN_LIMIT:
+            self._known[worker] = None
+        if turn is None:  # what the turn took is an estimate already; the worker's next one is waited for
+            self._late += 1
+            return True
+        self._taken += 1
+        turn.reported(report)
+        return True
+
+    def gauges(self) -> tuple[Metric, ...]:
+        counter = CounterMetricFamily("ppd_turn_reports", "Reports by sidecars", labels=("result",))
+        counter.add_metric(("taken",), self._taken)
+        counter.add_metric(("late",), self._late)
+        counter.add_metric(("unknown",), self._unknown)
+        counter.add_metric(("passed_on",), self._passed_on)
+        return (counter,)

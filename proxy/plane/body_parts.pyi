@@ -1,0 +1,14 @@
+from typing_extensions import Buffer
+
+class PlainMessage:
+    role: str
+    utf8: bytes
+    name: str | None
+    tool_call_id: str | None
+    tool_calls: None
+    function_call: None
+    @property
+    def content(self) -> str: ...
+
+def members(body: bytes) -> list[tuple[str, int, int, int]] | None: ...
+def messages(data: Buffer) -> list[PlainMessage | tuple[int, int]] | None: ...

@@ -1,0 +1,235 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+"""A JSON body's members, and the messages of a chat, found without decoding what nobody reads."""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.ref cimport PyObject
+from cpython.unicode cimport PyUnicode_DecodeASCII
+from libc.string cimport memcmp
+
+cdef extern from "json_text.h" nogil:
+    ctypedef const unsigned char *json_t
+    enum:
+        JSON_BEYOND_ASCII
+    Py_ssize_t json_space_end(json_t, Py_ssize_t at, Py_ssize_t size)
+    Py_ssize_t json_string_end(json_t, Py_ssize_t at, Py_ssize_t size, int *kinds, Py_ssize_t *escapes)
+    Py_ssize_t json_value_end(json_t, Py_ssize_t at, Py_ssize_t size)
+    Py_ssize_t json_unescaped(json_t, Py_ssize_t size, unsigned char *to)
+    bint utf8_is_valid(json_t, Py_ssize_t size)
+
+cdef extern from "Python.h":
+    PyObject *new_bytes "PyBytes_FromStringAndSize"(const char *, Py_ssize_t) except NULL
+    int resize_bytes "_PyBytes_Resize"(PyObject **, Py_ssize_t) except -1
+    char *start_of "PyBytes_AS_STRING"(PyObject *)
+    void Py_DECREF(PyObject *)
+
+cdef enum:
+    MOST_MEMBERS = 256  # of a body; no client library sends more
+
+cdef tuple USUAL_ROLES = ("user", "assistant", "tool", "system", "developer")
+
+
+cdef struct String:
+    Py_ssize_t start
+    Py_ssize_t end
+    int kinds
+    Py_ssize_t escapes
+
+
+cdef class PlainMessage:
+    """A message that is one text, whose other members are at most a name and the id of the call that it answers."""
+
+    cdef readonly str role
+    cdef readonly bytes utf8
+    """Its text."""
+    cdef readonly str name
+    cdef readonly str tool_call_id
+
+    tool_calls = None
+    function_call = None
+
+    @property
+    def content(self):
+        return self.utf8.decode()
+
+
+def members(bytes body not None):
+    """Of each member of an object: name, where that begins, and where its value begins and ends.
+
+    None where anything is unusual, be it valid or not: a name with escapes or beyond ASCII, or hundreds of members.
+    What the values are is not looked at: of valid JSON they are whole.
+    """
+    cdef json_t data = <json_t>PyBytes_AS_STRING(body)
+    cdef Py_ssize_t size = len(body), at, start
+    cdef String name
+    cdef list found = []
+    at = json_space_end(data, 0, size)
+    if at >= size or data[at] != c"{":
+        return None
+    at = json_space_end(data, at + 1, size)
+    if at < size and data[at] == c"}":
+        return found if json_space_end(data, at + 1, size) == size else None
+    while len(found) < MOST_MEMBERS:
+        start = at
+        at = named(data, at, size, &name)
+        if at < 0:
+            return None
+        end = json_value_end(data, at, size)
+        if end < 0:
+            return None
+        found.append((ascii_of(data, &name), start, at, end))
+        at = json_space_end(data, end, size)
+        if at < size and data[at] == c"}":
+            return found if json_space_end(data, at + 1, size) == size else None
+        if at >= size or data[at] != c",":
+            return None
+        at = json_space_end(data, at + 1, size)
+    return None
+
+
+def messages(data):
+    """The messages of a chat, as any buffer of bytes: a `PlainMessage`, or where another message begins and ends.
+
+    None where it is no list of objects. The other messages are whole if they are valid, which nobody has looked at.
+    """
+    cdef Py_buffer view
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        return listed(<json_t>view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef list listed(json_t data, Py_ssize_t size):
+    cdef Py_ssize_t at = json_space_end(data, 0, size), end
+    cdef list found = []
+    cdef PlainMessage message
+    if at >= size or data[at] != c"[":
+        return None
+    at = json_space_end(data, at + 1, size)
+    if at < size and data[at] == c"]":
+        return found if json_space_end(data, at + 1, size) == size else None
+    while at < size and data[at] == c"{":
+        message = PlainMessage.__new__(PlainMessage)
+        end = read_plain(message, data, at, size)
+        if end >= 0:
+            found.append(message)
+        else:
+            end = json_value_end(data, at, size)
+            if end < 0:
+                return None
+            found.append((at, end))
+        at = json_space_end(data, end, size)
+        if at < size and data[at] == c"]":
+            return found if json_space_end(data, at + 1, size) == size else None
+        if at >= size or data[at] != c",":
+            return None
+        at = json_space_end(data, at + 1, size)
+    return None
+
+
+cdef Py_ssize_t read_plain(PlainMessage message, json_t data, Py_ssize_t at, Py_ssize_t size) except -2:
+    """Where the object at `at` ends; -1 if it is no plain message. A member that is null is as good as none."""
+    cdef String name, role, content, author, call
+    role.end = content.end = author.end = call.end = 0
+    cdef String *member
+    while True:
+        at = named(data, json_space_end(data, at + 1, size), size, &name)
+        if at < 0:
+            return -1
+        member = NULL
+        if is_named(data, &name, b"role", 4):
+            member = &role
+        elif is_named(data, &name, b"content", 7):
+            member = &content
+        elif is_named(data, &name, b"name", 4):
+            member = &author
+        elif is_named(data, &name, b"tool_call_id", 12):
+            member = &call
+        if at + 4 <= size and memcmp(data + at, b"null", 4) == 0 and member != &role and member != &content:
+            if member != NULL and member.end:  # the last of a name counts
+                return -1
+            at += 4
+        elif member == NULL or member.end:
+            return -1
+        else:
+            at = string(data, at, size, member)
+            if at < 0:
+                return -1
+        at = json_space_end(data, at, size)
+        if at < size and data[at] == c"}":
+            break
+        if at >= size or data[at] != c",":
+            return -1
+    if not role.end or not content.end or not (is_ascii(&role) and is_ascii(&author) and is_ascii(&call)):
+        return -1
+    message.utf8 = text_of(data, &content)
+    if message.utf8 is None:
+        return -1
+    message.role = role_of(data, &role)
+    message.name = ascii_of(data, &author) if author.end else None
+    message.tool_call_id = ascii_of(data, &call) if call.end else None
+    return at + 1
+
+
+cdef Py_ssize_t string(json_t data, Py_ssize_t at, Py_ssize_t size, String *found) noexcept nogil:
+    """Behind the string at `at`, of which `found` is told; -1 if there is none."""
+    if at >= size or data[at] != c'"':
+        return -1
+    found.start = at + 1
+    found.kinds = 0
+    found.escapes = 0
+    at = json_string_end(data, at + 1, size, &found.kinds, &found.escapes)
+    found.end = at - 1
+    return at
+
+
+cdef Py_ssize_t named(json_t data, Py_ssize_t at, Py_ssize_t size, String *name) noexcept nogil:
+    """Where the value begins, of the member whose name is at `at`; -1 if none does, or its name is not plain."""
+    name.end = 0
+    at = string(data, at, size, name)
+    if at < 0 or not is_ascii(name):
+        return -1
+    at = json_space_end(data, at, size)
+    if at >= size or data[at] != c":":
+        return -1
+    return json_space_end(data, at + 1, size)
+
+
+cdef bint is_ascii(const String *found) noexcept nogil:
+    """Whether it says what is written; also of a string that is not there."""
+    return not found.end or not (found.kinds or found.escapes)
+
+
+cdef bint is_named(json_t data, const String *name, const char *wanted, Py_ssize_t size) noexcept nogil:
+    return name.end - name.start == size and memcmp(data + name.start, wanted, size) == 0
+
+
+cdef str ascii_of(json_t data, const String *found):
+    return PyUnicode_DecodeASCII(<const char *>data + found.start, found.end - found.start, NULL)
+
+
+cdef str role_of(json_t data, const String *found):
+    cdef str role = ascii_of(data, found)
+    for usual in USUAL_ROLES:  # one object for each
+        if role == usual:
+            return usual
+    return role
+
+
+cdef bytes text_of(json_t data, const String *found):
+    """None where it is not valid."""
+    cdef Py_ssize_t size = found.end - found.start, said
+    if found.kinds & JSON_BEYOND_ASCII and not utf8_is_valid(data + found.start, size):
+        return None
+    if not found.escapes:
+        return PyBytes_FromStringAndSize(<const char *>data + found.start, size)
+    cdef PyObject *text = new_bytes(NULL, size)
+    said = json_unescaped(data + found.start, size, <unsigned char *>start_of(text))
+    if said < 0:
+        Py_DECREF(text)
+        return None
+    resize_bytes(&text, said)
+    owned = <bytes>text  # counts once more
+    Py_DECREF(text)
+    return owned

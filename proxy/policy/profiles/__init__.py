@@ -1,0 +1,1 @@
+"""llm-d's scheduling profiles: the filters, scorers, pickers, handlers and deciders of its `EndpointPickerConfig`."""

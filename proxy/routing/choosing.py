@@ -1,0 +1,383 @@
+"""Where a turn goes: its session, its place in the queue, and the decision, with what that reserves.
+
+The caller carries the attempt out, and tells what became of it. A failed attempt may be followed by a new decision,
+without the workers that failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from ..admission.queue import Ticket, effective_priority
+from ..beliefs.held import PromptEntry
+from ..beliefs.turn_touches import TurnCaches, TurnTouches
+from ..config import ProxyConfig, StageOrder
+from ..errors import TOO_MANY, AllBusy, AllDown, LegError, NoWorkerError, Overloaded, PPDError, Refused
+from ..fleet.booking import LegBooking
+from ..fleet.view import WorkerView
+from ..fleet.worker import Role, WorkerId
+from ..health.worker_health import Key
+from ..openai.body_members import given
+from ..openai.request import Endpoint, Request
+from ..policy import Decision, Excluded, Route, Rules, Turn, can_stand_in, decide, has_room
+from ..policy.profiles.prompt_blocks import NO_BLOCKS, PromptBlocks, blocks_of
+from ..sessions.session import marks_of_prompt, points_of_prompt
+from ..sessions.table import SessionMatch
+from ..telemetry.receipts import Receipt
+from ..tokenizer.count_checks import CountedPrompt, form_of
+from ..tokenizer.prompt_tokenizer import PromptTokenizer
+from .attempt import Attempt, FailedAttempts, Job, TurnContext
+from .foresight import foresee
+from .learning import Learner
+from .reading_back import with_readable
+from .receipt_notes import note_decision, note_turn
+from .state import State
+
+BUSY_S = 0.05  # until a turn that found every worker busy looks again
+DOWN_S = 1.0  # the same where every worker is down
+NEXT_BEST = "next_best"  # reason of a turn that a gateway has taken to a worker that was named behind another
+RULED = "ruled"  # of a turn that another picker has placed
+
+
+class Chooser:
+    """Chooses workers for turns. `rules` is replaced whole when weights, mode or table change."""
+
+    def __init__(
+        self,
+        config: ProxyConfig,
+        rules: Rules,
+        state: State,
+        learner: Learner,
+        *,
+        passed_over: Callable[[float], Excluded],
+        tokenizer: PromptTokenizer | None = None,
+    ) -> None:
+        """passed_over(now_s): workers and pairs that get no turn while there are others.
+
+        tokenizer: None: prompts' tokens are estimated.
+        """
+        self.rules = rules
+        self._attempts = config.attempts
+        self._state = state
+        self._learner = learner
+        self._passed_over = passed_over
+        self._tokenizer = tokenizer
+        self._now = state.now
+
+    async def enter(self, request: Request, receipt: Receipt, context: TurnContext) -> Job:
+        """Finds the turn's session, charges its key, and waits for a place. PPDError where it gets none.
+
+        Each job ends by `ended` or `left`; its permit is the caller's to release.
+        """
+        started_s = self._now()
+        counted, now_s = await self._counted(request), self._now()
+        match = self._state.sessions.find(request.prompt, now_s)
+        self._learner.began(match, request.model, now_s)
+        entry, turn = self._turn(request, match, context, counted)
+        note_turn(receipt, match, turn, counted)
+        self._check_poison(request)
+        self._charge(context, turn, now_s)
+        self._state.arrivals.count(now_s, opens=turn.number == 1)
+        self._state.receipts.open(receipt)
+        try:
+            permit = await self._state.admission.enter(self._ticket(request, turn, context, started_s))
+        except BaseException as exc:
+            receipt.waited_s = self._now() - started_s
+            self._left(turn, receipt, context, started_s, exc)
+            raise
+        receipt.waited_s = self._now() - started_s
+        self._state.retries.deposit()
+        return Job(request, match, turn, entry, receipt, context, started_s, permit, counted)
+
+    async def choose(self, job: Job, failed: FailedAttempts | None = None) -> Attempt:
+        """Decides, waiting in the queue where no worker takes a turn now. Nothing is reserved yet.
+
+        failed: what has failed in this turn so far. PPDError where no worker is left, or none in time.
+        """
+        while True:
+            self._check_poison(job.request)
+            now_s = self._now()
+            try:
+                turn = self._with_beliefs(job)
+                decision = self._decide(job, turn, failed, now_s)
+            except AllBusy:
+                await job.permit.wait_again(self._now() + BUSY_S, is_moved=failed is not None and failed.is_moved)
+            except NoWorkerError as exc:
+                await self._until_one_may_be_asked(job, failed, exc)
+            else:
+                if failed is None or self._may_pay(failed):
+                    return self._attempt(job, turn, decision, now_s)
+
+    def next_best(self, job: Job, attempt: Attempt, count: int) -> list[WorkerId]:
+        """Who would be chosen, best first, if the attempt's worker could not be asked; at most so many.
+
+        Each can take the same request as it stands.
+        """
+        found, gone = list[WorkerId](), [attempt.decode]
+        if job.turn.stored_response:  # by that engine
+            return found
+        turn, now_s = self._with_beliefs(job), self._now()
+        for _ in range(2 * count):
+            try:
+                decision = self._decide(job, turn, None, now_s, without=gone)
+            except NoWorkerError:
+                break
+            gone.append(decision.decode.id)
+            if can_stand_in(decision.decode.worker, attempt.decision):
+                found.append(decision.decode.id)
+                if len(found) == count:
+                    break
+        return found
+
+    def moved(self, job: Job, attempt: Attempt, to: WorkerView) -> Attempt:
+        """The same turn on a worker that a gateway has chosen in place of the attempt's. Nothing is reserved yet."""
+        before = attempt.decision
+        prefill = before.prefill if can_stand_in(to.worker, before) else None
+        moved = self._placed(job, attempt, to, prefill, NEXT_BEST)
+        moved.request, moved.permit = attempt.request, attempt.permit
+        moved.handoff = attempt.handoff if prefill is not None else None
+        return moved
+
+    def ruled(self, job: Job, attempt: Attempt, to: WorkerView, prefill: WorkerView | None) -> Attempt:
+        """The same turn where another picker has placed it, whatever this one would do. Nothing is reserved yet."""
+        return self._placed(job, attempt, to, prefill, RULED)
+
+    def _placed(self, job: Job, attempt: Attempt, to: WorkerView, prefill: WorkerView | None, reason: str) -> Attempt:
+        before, turn = attempt.decision, self._with_beliefs(job)
+        alone = Route.REPLICA if to.role is Role.REPLICA else Route.LOCAL
+        decision = Decision(
+            route=alone if prefill is None else Route.SPLIT,
+            reason=reason,
+            decode=to,
+            prefill=prefill,
+            order=StageOrder.MODE if reason == RULED else before.order,
+            wanted=before.wanted,
+            qps=before.qps,
+            held=turn.held.get(to.id),
+        )
+        return self._attempt(job, turn, decision, attempt.asked_s)
+
+    def left(self, job: Job, exc: BaseException) -> None:
+        """The turn has ended without an answer: refused, failed, or its client has gone."""
+        job.permit.release()
+        self._left(job.turn, job.receipt, job.context, job.started_s, exc)
+
+    def _left(self, turn: Turn, receipt: Receipt, context: TurnContext, started_s: float, exc: BaseException) -> None:
+        # A prompt that was sent to a worker is charged, or leaving early would make it free.
+        charged, spent = charged_tokens(turn), turn.prompt_tokens if receipt.legs else 0
+        self._state.rate_limits.settle(context.client, charged, spent, self._now())
+        if isinstance(exc, PPDError):
+            receipt.status, receipt.error = exc.status, error_name(exc)
+            self._learner.failed(receipt, self._now() - started_s)
+        elif isinstance(exc, asyncio.CancelledError):
+            self._learner.cancelled(receipt, self._now() - started_s, is_answered=False)
+        else:  # an error of ours
+            receipt.status, receipt.error = PPDError.status, PPDError.kind
+            self._learner.failed(receipt, self._now() - started_s)
+
+    def _charge(self, context: TurnContext, turn: Turn, now_s: float) -> None:
+        if context.is_counted:
+            self._state.rate_limits.settle(context.client, 0, charged_tokens(turn), now_s)
+        else:
+            self._state.rate_limits.take(context.client, charged_tokens(turn), now_s)
+
+    def _check_poison(self, request: Request) -> None:
+        """Raises PoisonedPrompt for a prompt that has ended workers."""
+        if poisoned := self._state.poisoned:
+            poisoned.check(request.prompt.chain.end(), self._now())
+
+    def _may_pay(self, failed: FailedAttempts) -> bool:
+        """False where the turn must be decided anew, without P; raises what failed last if the budget is used up."""
+        result = failed.pay(self._state.retries)
+        self._state.metrics.retries.labels(result).inc()
+        if result == "no_budget" and not failed.may_do_without():
+            raise failed.error()
+        return result != "no_budget"
+
+    async def _until_one_may_be_asked(self, job: Job, failed: FailedAttempts | None, exc: NoWorkerError) -> None:
+        """Waits in the queue until a worker that was busy, or not reached, may be asked again; or one that is down.
+
+        Raises where there is none, or none in time.
+        """
+        now_s, times_s = self._now(), list[float]()
+        if isinstance(exc, AllDown) and (failed is None or not failed.keys):
+            times_s.append(now_s + DOWN_S)
+        if failed is None:
+            if not times_s:
+                raise exc
+            await job.permit.wait_again(times_s[0])
+            return
+        fleet, busy = self._state.registry.fleet(job.turn.model), self._state.health.breakers.busy(now_s)
+        spent = set(failed.avoid((), job.receipt.legs, ()))
+        answering = [view.id for view in (*fleet.decodes, *fleet.replicas) if view.id in busy]
+        error = failed.error(max((busy[worker] - now_s for worker in answering), default=0.0))
+        times_s += [busy[worker] for worker in answering if worker not in spent]
+        able: set[Key] = {view.id for view in (*fleet.decodes, *fleet.replicas, *fleet.down)}
+        if failed.forgive_unreached() & able:
+            times_s.append(now_s + DOWN_S)
+        if not times_s:
+            raise error from None
+        try:
+            await job.permit.wait_again(min(times_s), is_moved=failed.is_moved)
+        except Overloaded as late:
+            if error.status == TOO_MANY and late.reason != "draining":
+                raise error from late
+            raise
+
+    def _with_beliefs(self, job: Job) -> Turn:
+        """What workers hold, as it is believed now: the turn may have waited, and a worker may have restarted since."""
+        beliefs, turn = self._state.beliefs, job.turn
+        views, caches = self._state.registry.fleet(turn.model).views, self._state.engine_caches
+        source, last, now_s = job.entry.source, job.entry.last, self._now()
+        observed = None if source is None else caches.observed(source, turn.held_tokens, last, now_s)
+        by_tokens = None
+        if job.counted is not None and job.counted.is_proven:
+            by_tokens = caches.found(job.counted.tokens, turn.model, views, source, last, now_s)
+        held = beliefs.held(views, job.entry, turn.held_tokens, observed, by_tokens)
+        turn = replace(turn, held=held, lost=beliefs.why_lost(job.entry.last))
+        if not self._state.handles.kept:  # nearly always
+            return turn
+        return with_readable(self._state, turn, job.match, job.request, job.counted)
+
+    def _decide(
+        self, job: Job, turn: Turn, failed: FailedAttempts | None, now_s: float, without: Sequence[WorkerId] = ()
+    ) -> Decision:
+        rules = self.rules
+        counts_turns = rules.scored is not None and rules.scored.table.axes.qps_counts == "turns"
+        arrivals = self._state.arrivals
+        qps = (arrivals.turns if counts_turns else arrivals.conversations).rate_rps(now_s)
+        fleet = self._state.registry.fleet(turn.model)
+        avoid: Excluded = tuple(without)
+        if failed is not None:
+            if failed.is_lent:
+                rules = replace(rules, moves_kv=False)
+            avoid = failed.avoid(fleet.views.values(), job.receipt.legs, self._state.health.breakers.busy(now_s))
+        if (only := job.context.only) is not None:
+            others = (view.id for view in fleet.views.values() if view.role is not Role.PREFILL)
+            avoid = (*avoid, *(worker for worker in others if worker not in only))
+        blocked = self._passed_over(now_s)
+        return decide(turn, fleet, rules, qps=qps, now_s=now_s, avoid=avoid, blocked=blocked)
+
+    def _attempt(self, job: Job, turn: Turn, decision: Decision, now_s: float) -> Attempt:
+        note_decision(job.receipt, turn, decision, self.rules)
+        if (schedule := self.rules.schedule) is not None:
+            schedule.memory.sent(turn, filter(None, (decision.prefill, decision.decode)))
+        laws = self._state.laws
+        decode, prefill = decision.decode.id, None if decision.prefill is None else decision.prefill.id
+        prompt = job.receipt.estimated_prompt_tokens
+        beliefs = self._state.beliefs
+        caches = TurnCaches(decode, None if decision.route is Route.READBACK else prefill)
+        estimates = decision.estimates(turn, shows_first_token=job.request.stream)
+        return Attempt(
+            request=job.request,
+            decision=decision,
+            decode=decode,
+            receipt=job.receipt,
+            client=job.context.client,
+            booking=LegBooking(
+                self._state.registry,
+                decode,
+                prefill,
+                estimates,
+                None if decision.source is None else decision.source.id,
+            ),
+            touches=TurnTouches(beliefs, job.entry, turn.held, prompt, caches),
+            charged_tokens=charged_tokens(job.turn),
+            headers=job.context.headers,
+            started_s=job.started_s,
+            asked_s=now_s,
+            history=job.entry.history,
+            count=None if job.counted is None else job.counted.check,
+            held_units=held_units(job, turn, prefill or decode) if job.request.media else 0,
+            foreseen=foresee(decision, turn, laws, self.rules.scored),
+        )
+
+    def _ticket(self, request: Request, turn: Turn, context: TurnContext, now_s: float) -> Ticket:
+        client, model = context.client, request.model  # the ticket outlives the prompt, so it must not hold the request
+        return Ticket(
+            tenant=client.tenant,
+            weight=client.weight,
+            priority=_priority(request, context),
+            cost=turn.new_tokens + turn.output_tokens,
+            arrived_s=now_s,
+            deadline_s=now_s + context.patience_s,
+            needs=model,
+            fits=lambda: has_room(self._state.registry.fleet(model), self.rules, self._passed_over(self._now())),
+        )
+
+    async def _counted(self, request: Request) -> CountedPrompt | None:
+        """The prompt in tokens, if a tokenizer knows them soon."""
+        tokens = None if self._tokenizer is None else await self._tokenizer.tokens(request)
+        if tokens is None:
+            return None
+        return self._state.count_checks.of(tokens, form_of(request.prompt.model, request.endpoint, request.fields))
+
+    def _turn(
+        self, request: Request, match: SessionMatch, context: TurnContext, counted: CountedPrompt | None
+    ) -> tuple[PromptEntry, Turn]:
+        tokens, prompt = self._state.tokens, request.prompt
+        prompt_tokens = match.held_tokens + tokens.estimate(request.model, match.added)
+        if counted is not None and counted.is_proven:
+            prompt_tokens = counted.tokens.count
+        marks, points = (of(prompt, prompt_tokens) for of in (marks_of_prompt, points_of_prompt))
+        rules, client = self.rules, context.client
+        entry = PromptEntry(match.history, match.source, marks, match.decode, points, match.held_tokens)
+        forecast = self._state.forecasts.output(
+            request.model, match.output_tokens, match.turn, request.max_output_tokens
+        )
+        turn = Turn(
+            model=request.model,
+            session_id=match.session_id,
+            number=match.turn,
+            prompt_tokens=prompt_tokens,
+            held_tokens=min(match.held_tokens, prompt_tokens),
+            output_tokens=tokens.expected_output(request.model, match.output_tokens, request.max_output_tokens),
+            output_p90_tokens=forecast.p90,
+            decode=None if match.decode is None else match.decode.worker,
+            affinity=match.affinity,
+            single_engine=request.single_engine,
+            is_response=request.endpoint is Endpoint.RESPONSES,
+            stored_response=prompt.previous_response_id is not None,
+            forced=context.forced,
+            slo=rules.targets.of(_priority(request, context), client.slo, context.slo),
+            weights=rules.weighing.of(request.model, client.weights),
+            blocks=_blocks(request, rules),
+        )
+        return entry, turn
+
+
+def _blocks(request: Request, rules: Rules) -> PromptBlocks:
+    rule, chain = None if rules.schedule is None else rules.schedule.memory.rule, request.prompt.chain
+    return NO_BLOCKS if rule is None else blocks_of(chain.keys, chain.ends, chain.size, rule)
+
+
+def held_units(job: Job, turn: Turn, worker: WorkerId) -> int:
+    """Messages whose KV a worker is believed to hold, by their bytes; 0 for Responses, whose items are joined."""
+    match, chain, request = job.match, job.request.prompt.chain, job.request
+    held = turn.held.get(worker)
+    if request.endpoint is Endpoint.RESPONSES or held is None or not match.held_tokens:
+        return 0
+    known_bytes = chain.size - match.new_bytes
+    held_bytes = known_bytes * min(1.0, held.tokens / match.held_tokens)
+    is_in_head = chain.marks.system > 0 and not given(request.fields, "system")
+    return bisect_right(chain.ends, held_bytes) - 1 - chain.marks.head + is_in_head
+
+
+def charged_tokens(turn: Turn) -> int:
+    """That its key is charged with, by estimate."""
+    return turn.prompt_tokens + turn.output_tokens
+
+
+def _priority(request: Request, context: TurnContext) -> int:
+    return effective_priority(context.client.priority, request.priority)
+
+
+def error_name(exc: PPDError) -> str:
+    """For a receipt."""
+    if isinstance(exc, LegError):
+        return exc.code or f"{exc.phase}: {exc.cause}"
+    return exc.reason if isinstance(exc, Refused) else type(exc).__name__

@@ -1,0 +1,11 @@
+"""A turn calls no more Python than it did: what it costs where time cannot be measured."""
+
+from __future__ import annotations
+
+from benchmarks.turns.calls import LIMITS, count
+
+
+async def test_turns_call_no_more_functions_than_before() -> None:
+    calls = {route: found.total() for route, found in (await count()).items()}
+    assert calls.keys() == LIMITS.keys()
+    assert {route: number for route, number in calls.items() if not 0.8 * LIMITS[route] < number <= LIMITS[route]} == {}

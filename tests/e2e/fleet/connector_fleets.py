@@ -1,0 +1,101 @@
+"""Fleets of one connector each: strict simulated engines of its protocol, which refuse what is wrong or used twice."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+from ppd.proxy.config import Mode
+from ppd.proxy.connectors import CONNECTORS
+from ppd.proxy.failures import Leg
+from ppd.servers.sim.core.counters import Trap
+from ppd.servers.sim.core.fault_orders import Faults, Order
+from ppd.servers.sim.engine.engine import SimEngine
+from tests.e2e.failures.fleet import FaultFleet, Talk
+
+NAMES = list(CONNECTORS)
+WORDS = "Some words, so that there are blocks to move. " * 4
+SOON_S = 0.6  # the time-outs of legs, which some cases wait for
+SETTINGS: dict[str, Any] = {
+    **dict.fromkeys(("prefill_timeout_s", "first_event_timeout_s", "answer_timeout_s"), SOON_S),
+    "attempts": 3,
+}
+ROLES = {Leg.PREFILL: "P", Leg.DECODE: "D"}
+
+
+async def join(field: FaultFleet, connector: str, names: str, told: str = "", **settings: Any) -> None:
+    """Engines of this connector, announced with what a proxy must know of them. told: of each D besides."""
+    for name in names.split():
+        engine = await field.start(name, connector=connector, num_blocks=2048, **settings)
+        await field.join(name, engine, engine.address, options_of(engine) + (told if name[0] == "D" else ""))
+
+
+def options_of(engine: SimEngine) -> str:
+    """What its entry among static workers says."""
+    told = {"connector": engine.config.connector, **engine.protocol.coordinates(engine.own)}
+    if engine.protocol.engine != "vllm":
+        told["engine"] = engine.protocol.engine
+    return "".join(f",{key}={value}" for key, value in told.items())
+
+
+class ConnectorFleet:
+    """One proxy, and engines of one connector."""
+
+    def __init__(self, connector: str, field: FaultFleet) -> None:
+        self.connector = CONNECTORS[connector]
+        self.field = field
+        self._talks = 0
+
+    @classmethod
+    async def start(
+        cls, stack: AsyncExitStack, connector: str, names: str = "P1 P2 D1 D2", **settings: Any
+    ) -> ConnectorFleet:
+        told = settings.pop("told", {}).get(connector, "")
+        settings = {"mode": Mode.ALWAYS_SPLIT, **settings}
+        field = await stack.enter_async_context(FaultFleet.of("", **settings))
+        await join(field, connector, names, told, time_scale=0.05)
+        return cls(connector, field)
+
+    def talk(self) -> Talk:
+        """A conversation that no other case has."""
+        self._talks += 1
+        return Talk([{"role": "user", "content": f"{self._talks} {WORDS}"}])
+
+    def engines(self, leg: Leg) -> list[SimEngine]:
+        return [engine for name, engine in self.field.engines.items() if name[0] == ROLES[leg]]
+
+    def order(self, leg: Leg, order: Order) -> Faults:
+        """For whichever engine is asked first."""
+        shared = Faults([order])
+        for engine in self.engines(leg):
+            engine.faults = shared
+        return shared
+
+    def used_twice(self) -> int:
+        """Keys that came a second time, or under which there was another prompt."""
+        wrong = (Trap.USED_KEY, Trap.OTHER_PROMPT, Trap.WRONG_ENGINE, Trap.USED_HANDOFF, Trap.FOREIGN_BLOCKS)
+        return sum(engine.counters.traps[trap] for engine in self.field.engines.values() for trap in wrong)
+
+    def expired(self) -> int:
+        """Handoffs that no D took."""
+        return sum(engine.counters.expired_handoffs for engine in self.field.engines.values())
+
+    async def rest(self) -> None:
+        """Nothing runs and nothing is reserved; what only a lease frees, that frees."""
+        await self.field.until(self.field.at_rest)
+        self.field.forgive()
+        await self.field.until(self.field.idle)
+
+
+class ConnectorFleets:
+    """One fleet a connector, each started once."""
+
+    def __init__(self, stack: AsyncExitStack, **settings: Any) -> None:
+        self._stack = stack
+        self._settings = settings
+        self._fleets: dict[str, ConnectorFleet] = {}
+
+    async def of(self, connector: str) -> ConnectorFleet:
+        if connector not in self._fleets:
+            self._fleets[connector] = await ConnectorFleet.start(self._stack, connector, **self._settings)
+        return self._fleets[connector]

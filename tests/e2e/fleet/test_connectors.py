@@ -1,0 +1,362 @@
+"""Every connector before the simulated engine of its protocol: conversations, its own parameters, and engines that die.
+
+Each failure of a leg is provoked with every connector in `test_connector_failures.py` beside it, and clients leave in
+`tests/e2e/failures/test_cancel_matrix.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from ppd.proxy.config import EncoderUse
+from ppd.proxy.failures import Cause, Leg
+from ppd.proxy.policy import Route
+from ppd.servers.sim.core.fault_orders import FaultKind, Faults, Order
+from tests.e2e.failures.fleet import Seen
+from tests.e2e.failures.outcomes import held_by
+from tests.e2e.fleet.connector_fleets import NAMES, SETTINGS, WORDS, ConnectorFleet, ConnectorFleets
+from tests.e2e.fleet.test_encoders import asks, images, picture
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+MOVING = [name for name in NAMES if name != "none"]
+KEYED = ("nixl_push", "mooncake", "moriio", "moriio_read", "sglang", "trtllm", "trtllm_gen_first")
+TOLD_BY_P = {  # a member of P's answer without which D must not be sent it, and what the proxy calls that
+    "nixl": ("remote_block_ids", "remote_block_ids_empty"),
+    "moriio_read": ("remote_engine_id", "params_incomplete"),
+    "trtllm": ("encoded_opaque_state", "opaque_state_missing"),
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleets() -> AsyncIterator[ConnectorFleets]:
+    async with AsyncExitStack() as stack:
+        yield ConnectorFleets(stack, **SETTINGS)
+
+
+def shows_transfers(seen: Seen) -> bool:
+    """Whether the client was told a worker's parameters, or its address."""
+    return any(part in seen.body for part in (b'_params":{', b'token_ids":[', b"127.0.0.1"))
+
+
+@pytest.mark.parametrize("connector", MOVING)
+async def test_a_split_conversation_says_what_a_replica_says(fleets: ConnectorFleets, connector: str) -> None:
+    fleet = await fleets.of(connector)
+    field, talk = fleet.field, fleet.talk()
+    for turn, stream in enumerate((False, True, False)):
+        body = talk.body(stream=stream)
+        seen = await field.ask(body)
+        assert (seen.is_complete, seen.text) == (True, await field.right_text(body)), seen.body
+        assert not shows_transfers(seen)
+        talk.heard(seen.text, f"{turn} and more")
+        receipt = field.newest()
+        assert [leg.kind for leg in receipt.legs] == [Leg.PREFILL, Leg.DECODE]
+        assert (receipt.handoff_missing, receipt.outcome) == (None, "completed")
+    moved = sum(engine.counters.external_kv_tokens for engine in fleet.engines(Leg.DECODE))
+    assert moved > 0 or connector == "lmcache", "D has taken P's KV"
+    await field.until(field.idle)
+    assert not any(engine.counters.traps for engine in field.engines.values())
+
+
+@pytest.mark.parametrize("connector", MOVING)
+async def test_turns_at_once_keep_their_keys_apart(fleets: ConnectorFleets, connector: str) -> None:
+    fleet = await fleets.of(connector)
+    bodies = [fleet.talk().body() for _ in range(6)]
+    answers = await asyncio.gather(*map(fleet.field.ask, bodies))
+    for body, seen in zip(bodies, answers, strict=True):
+        assert seen.text == await fleet.field.right_text(body)
+    await fleet.field.until(fleet.field.idle)
+    assert not fleet.used_twice()
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """What goes wrong between engines; `cause`: what is found of D, where only that can be."""
+
+    leg: Leg
+    kind: FaultKind
+    cause: Cause | None = None
+    only: tuple[str, ...] = KEYED
+
+    def __str__(self) -> str:
+        return f"{self.leg}-{self.kind}"
+
+
+BETWEEN = [
+    Between(Leg.PREFILL, FaultKind.EXPIRE),  # the key is over when D comes
+    Between(Leg.PREFILL, FaultKind.ABSENT),  # P never comes to where the legs meet
+    Between(Leg.DECODE, FaultKind.ABSENT),
+    Between(Leg.DECODE, FaultKind.LOAD, Cause.SERVER, ("nixl", *KEYED)),
+]
+ALL_BETWEEN = [(name, between) for name in NAMES for between in BETWEEN if name in between.only]
+
+
+@pytest.mark.parametrize(("connector", "between"), ALL_BETWEEN, ids=str)
+async def test_engines_that_fail_each_other_are_replaced_under_a_new_key(
+    fleets: ConnectorFleets, connector: str, between: Between
+) -> None:
+    fleet = await fleets.of(connector)
+    stream = between.kind is FaultKind.ABSENT  # a whole answer that is late is not asked for again
+    field, body = fleet.field, fleet.talk().body(stream=stream)
+    taken = fleet.order(between.leg, Order(between.kind))
+    seen = await field.ask(body)
+    assert taken.orders[0].times == 0, "it was provoked"
+    assert (seen.is_complete, seen.text) == (True, await field.right_text(body)), seen.body
+    errors = [(leg.kind, leg.error) for leg in field.newest().legs if leg.error]
+    assert errors if between.cause is None else (between.leg, between.cause) in errors
+    await fleet.rest()
+    assert not fleet.used_twice()
+    again = await field.ask({**body, "stream": False})
+    assert again.text == seen.text, "the next turn succeeds"
+
+
+@pytest.mark.parametrize("connector", [name for name in MOVING if name != "lmcache"])
+async def test_where_no_kv_moves_no_turn_hangs(fleets: ConnectorFleets, connector: str) -> None:
+    """Both P's are wedged. Nobody answers where no D can compute a prompt, or waits within its step."""
+    fleet = await fleets.of(connector)
+    field, body = fleet.field, fleet.talk().body(stream=True)
+    engines = [*fleet.engines(Leg.PREFILL), *fleet.engines(Leg.DECODE)]
+    for engine in engines:
+        engine.faults = Faults(wedge=["*"])
+    seen = await field.ask(body)
+    assert seen.status in ((200,) if fleet.connector.decodes_alone else (504,)), seen.body
+    assert seen.status != 200 or seen.text == await field.right_text(body)
+    for engine in engines:
+        engine.faults = Faults()
+    await fleet.rest()
+    assert (await field.ask({**body, "stream": False})).text == await field.right_text(body)
+    await fleet.rest()
+
+
+@pytest.mark.parametrize("connector", ["nixl_push", "mooncake", "moriio", "sglang", "trtllm_gen_first"])
+async def test_a_d_whose_abort_leaks_loses_blocks_and_no_turn(fleets: ConnectorFleets, connector: str) -> None:
+    """A client leaves while D waits for P; what D then keeps for good is for its own metrics to tell."""
+    fleet = await fleets.of(connector)
+    field, body = fleet.field, fleet.talk().body(stream=True)
+    fleet.order(Leg.PREFILL, Order(FaultKind.ABSENT))
+    leaking = fleet.order(Leg.DECODE, Order(FaultKind.LEAK))
+    asking = asyncio.create_task(field.ask(body))
+    await field.until(lambda: any(engine.scheduler.pulling for engine in fleet.engines(Leg.DECODE)))
+    asking.cancel()
+    await asyncio.wait({asking})
+    await fleet.rest()
+    assert leaking.orders[0].times == 0, "it was provoked"
+    assert sum(engine.pool.used for engine in fleet.engines(Leg.DECODE)) > 0
+    assert (await field.ask({**body, "stream": False})).text == await field.right_text(body)
+    await fleet.rest()
+
+
+@pytest.mark.parametrize("connector", NAMES)
+async def test_the_requests_own_fault_is_told_once_and_ends_both_legs(fleets: ConnectorFleets, connector: str) -> None:
+    fleet = await fleets.of(connector)
+    field = fleet.field
+    seen = await field.ask(fleet.talk().body(max_tokens=0))
+    assert seen.status == 400
+    assert len(field.newest().legs) <= 2, "nobody else is asked"
+    await field.until(field.at_rest)
+    await fleet.rest()
+
+
+@pytest.mark.parametrize("forced", [None, Route.LOCAL])
+@pytest.mark.parametrize("connector", ["sglang", "trtllm", "trtllm_gen_first"])
+async def test_what_only_vllm_takes_is_refused_by_no_other_engine(
+    fleets: ConnectorFleets, connector: str, forced: Route | None
+) -> None:
+    """TensorRT-LLM answers 400 to a member that it does not know; nor may it be told vLLM's order of urgency."""
+    fleet = await fleets.of(connector)
+    field, talk = fleet.field, fleet.talk()
+    body = talk.body(priority=7, session_id="mine", prompt_cache_key="mine", cache_salt="mine")
+    talk.heard((await field.ask(talk.body(cache_salt="mine"))).text, "and more")
+    seen = await field.ask(body, forced=forced)
+    assert (seen.is_complete, seen.text) == (True, await field.right_text(body)), seen.body
+    for leg in field.newest().legs:
+        got = json.loads(field.engines[leg.worker].received[-1].body)
+        assert ("priority" in got, got["cache_salt"]) == (False, "mine")
+    await fleet.rest()
+
+
+@pytest.mark.parametrize("connector", TOLD_BY_P)
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_parameters_that_d_could_not_use_are_not_sent_on(
+    fleets: ConnectorFleets, connector: str, is_whole: bool
+) -> None:
+    fleet = await fleets.of(connector)
+    field, body = fleet.field, fleet.talk().body()
+    member, reason = TOLD_BY_P[connector]
+    fleet.order(Leg.PREFILL, Order(FaultKind.HANDOFF, member="" if is_whole else member))
+    seen = await field.ask(body)
+    receipt = field.newest()
+    assert (seen.text, receipt.handoff_missing) == (
+        await field.right_text(body),
+        "params_missing" if is_whole else reason,
+    )
+    decode = field.engines[receipt.decode]
+    assert not {"kv_transfer_params", "disaggregated_params"} & json.loads(decode.received[-1].body).keys()
+    assert decode.counters.traps.total() == 0
+    await fleet.rest()
+
+
+async def test_a_p_that_has_lost_the_history_takes_it_from_the_turns_d(fleets: ConnectorFleets) -> None:
+    """Only what both lack is computed, and only what D lacks moves: P is told D as its source."""
+    fleet = await fleets.of("offload_p2p")
+    field, talk = fleet.field, fleet.talk()
+    talk.heard((await field.ask(talk.body())).text, "and more")
+    first = field.newest()
+    p, d = (field.engines[name] for name in (first.prefill, first.decode))
+    await fleet.rest()
+    assert p.pool.clear()
+    computed, moved = p.counters.local_compute_tokens, d.counters.external_kv_tokens
+    body = talk.body()
+    seen, receipt = await field.ask(body), field.newest()
+    assert (seen.text, receipt.prefill, receipt.decode) == (await field.right_text(body), first.prefill, first.decode)
+    lacking = (receipt.prompt_tokens or 0) - (first.prompt_tokens or 0)
+    block = d.pool.block_size
+    assert p.counters.local_compute_tokens - computed <= lacking + block
+    assert d.counters.external_kv_tokens - moved <= lacking + block
+    assert not fleet.used_twice()
+    await fleet.rest()
+
+
+async def test_a_d_that_tells_of_no_radix_cache_is_believed_to_hold_nothing(fleets: ConnectorFleets) -> None:
+    fleet = await fleets.of("sglang")
+    field, talk = fleet.field, fleet.talk()
+    for _ in range(2):
+        body = talk.body()
+        talk.heard((await field.ask(body)).text, "and more")
+    receipt = field.newest()
+    assert field.view(receipt.decode).worker.coordinates["prefix_cache"] == "false", "a probe has asked"
+    assert held_by(field, receipt.session, Leg.DECODE) == (field.worker(receipt.decode), 0)
+    assert held_by(field, receipt.session, Leg.PREFILL)[1] > 0
+    await fleet.rest()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_first_token_that_ends_the_answer_is_ps_and_d_is_not_asked(
+    fleets: ConnectorFleets, stream: bool
+) -> None:
+    fleet = await fleets.of("trtllm")
+    field, body = fleet.field, fleet.talk().body()
+    async with field.session.post(
+        f"http://{field.engines['reference'].address}/v1/chat/completions", json={**body, "return_token_ids": True}
+    ) as answer:
+        (choice,) = (await answer.json())["choices"]
+    asked = {name: len(engine.received) for name, engine in field.engines.items()}
+    told = {"stream_options": {"include_usage": True}} if stream else {}
+    seen = await field.ask(body | {"stop_token_ids": choice["token_ids"][:1], "stream": stream, **told})
+    receipt = field.newest()
+    assert (seen.is_complete, seen.is_stream) == (True, stream), seen.body
+    assert not shows_transfers(seen)
+    usage = seen.events[-2]["usage"] if stream else seen.json["usage"]
+    assert (usage["completion_tokens"], receipt.completion_tokens) == (1, 1)
+    assert ([leg.kind for leg in receipt.legs], receipt.outcome) == ([Leg.PREFILL], "completed")
+    assert all(len(field.engines[name].received) == asked[name] for name in ("D1", "D2"))
+    (session,) = field.proxy.state.sessions.recent(1)
+    assert (session.decode, session.prefill is not None) == (None, True), "nothing is believed of D"
+    await field.until(field.idle)
+    again = await field.ask(body)
+    assert again.text == choice["message"]["content"]
+    await field.until(field.idle)
+
+
+async def test_an_error_of_d_that_names_p_is_told_without_its_text(fleets: ConnectorFleets) -> None:
+    fleet = await fleets.of("trtllm")
+    where = ", ".join(engine.address for engine in fleet.engines(Leg.PREFILL))
+    error = {"error": {"message": f"no context at {where}", "code": 400}}
+    fleet.order(Leg.DECODE, Order(FaultKind.BODY, body=json.dumps(error)))
+    seen = await fleet.field.ask(fleet.talk().body())
+    assert (seen.status, shows_transfers(seen), b"no context" in seen.body) == (400, False, False)
+    await fleet.rest()
+
+
+# -- engines that die
+
+
+@pytest.mark.parametrize("connector", NAMES)
+async def test_engines_that_die_before_between_and_after(connector: str) -> None:
+    async with AsyncExitStack() as stack:
+        fleet = await ConnectorFleet.start(stack, connector, "P1 P2 P3 P4 D1 D2", attempts=3)
+        field = fleet.field
+
+        async def right(**changes: Any) -> Seen:
+            body = fleet.talk().body(**changes)
+            seen = await field.ask(body)
+            assert (seen.is_complete, seen.text) == (True, await field.right_text(body)), seen.body
+            return seen
+
+        fleet.order(Leg.PREFILL, Order(FaultKind.KILL))
+        await right()
+        if connector in KEYED:
+            fleet.order(Leg.PREFILL, Order(FaultKind.KILL_AT_TRANSFER))
+            await right(stream=True)
+            assert sum(engine.is_dead for engine in fleet.engines(Leg.PREFILL)) == 2
+        fleet.order(Leg.DECODE, Order(FaultKind.KILL))
+        await right()
+        assert sum(engine.is_dead for engine in fleet.engines(Leg.DECODE)) == 1
+
+        body, seen = fleet.talk().body(stream=True, max_tokens=400, ignore_eos=True), Seen()
+        asking = asyncio.create_task(field.ask(body, seen))
+        await field.until(lambda: bool(seen.text) if seen.is_stream else False)
+        field.engines[field.newest().prefill].kill()
+        await asking
+        assert (seen.is_complete, seen.text) == (True, await field.right_text(body)), "D has the KV"
+
+        body, seen = fleet.talk().body(stream=True, max_tokens=4000, ignore_eos=True), Seen()
+        asking = asyncio.create_task(field.ask(body, seen))
+        await field.until(lambda: bool(seen.text) if seen.is_stream else False)
+        field.engines[field.newest().decode].kill()
+        await asking
+        assert not seen.is_complete
+        assert b"error" in seen.body
+        receipt = field.newest()
+        assert (receipt.outcome, [leg.error for leg in receipt.legs[-2:]]) == ("broken", [None, Cause.RESET])
+        await field.until(lambda: not field.proxy.state.admission.inside)
+
+
+@pytest.mark.parametrize("connector", NAMES)
+async def test_a_d_that_may_have_to_compute_the_prompt_gets_its_media(connector: str) -> None:
+    """One that finds KV by content computes what it does not find; without the data it could not.
+
+    Of engines other than vLLM no request may say what an encoder told, so none is asked.
+    """
+    async with AsyncExitStack() as stack:
+        settings = {"encoder": EncoderUse.ALWAYS, "encoder_strip": True}
+        fleet = await ConnectorFleet.start(stack, connector, "P1 D1", **settings)
+        field = fleet.field
+        await field.add("E1")
+        said = [{"role": "user", "content": asks(picture(1), WORDS)}]
+        turn = await field.chat(said)
+        receipt = field.newest()
+        assert turn.status == 200
+        assert [(leg.kind, leg.error) for leg in receipt.legs] == [(Leg.PREFILL, None), (Leg.DECODE, None)]
+        to_p, to_d = (json.loads(field.engines[name].received[-1].body) for name in ("P1", "D1"))
+        is_vllm = fleet.engines(Leg.PREFILL)[0].protocol.engine == "vllm"
+        assert [part["type"] for part in images(to_p)] == ["image_embeds" if is_vllm else "image_url"]
+        is_stripped = is_vllm and connector not in ("none", "lmcache", "offload_p2p")
+        assert [part["type"] for part in images(to_d)] == ["image_embeds" if is_stripped else "image_url"]
+        assert ("ec_transfer_params" in to_p) is is_vllm and "ec_transfer_params" not in to_d
+        await fleet.rest()
+
+
+@pytest.mark.parametrize("connector", NAMES)
+async def test_a_turn_of_responses_is_split_where_the_legs_can_carry_it(connector: str) -> None:
+    async with AsyncExitStack() as stack:
+        fleet = await ConnectorFleet.start(stack, connector, "P1 D1")
+        field = fleet.field
+        turn = await field.post("/v1/responses", {"model": "sim", "input": WORDS, "max_output_tokens": 8})
+        receipt = field.newest()
+        if fleet.connector.splits_responses:
+            assert (turn.status, receipt.route) == (200, Route.SPLIT)
+        elif fleet.connector.decodes_alone:
+            assert (turn.status, receipt.route, receipt.reason) == (200, Route.LOCAL, "endpoint_not_split")
+        else:
+            assert (turn.status, receipt.error) == (503, "NoWorkerError")
+        assert fleet.used_twice() == 0
+        await fleet.rest()

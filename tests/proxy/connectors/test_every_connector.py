@@ -1,0 +1,98 @@
+"""What holds for every connector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppd.proxy.connectors import CONNECTORS, Connector, plain_leg, usual_engine
+from ppd.proxy.connectors.leg import PRIVATE, Finished, Handoff, LegOrder, NoHandoff, Pair
+from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.openai.request import Endpoint, Fields
+
+FieldsOf = Callable[[dict[str, Any]], Fields]
+MakePair = Callable[..., Pair]
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+TOLD = {
+    "engine_id": "e",
+    "zmq_address": "h:1",
+    "ctx_info_endpoint": "tcp://h:1",
+    "p2p_port": "1",
+    "receiver_init_port": "1",
+    "receiver_alloc_port": "1",
+}
+HOSTILE = "evil"
+NAMED = (
+    *("kv_transfer_params", "ec_transfer_params", "disaggregated_params", "transfer_id"),
+    *("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "disagg_prefill_dp_rank"),
+    *("prompt_token_ids", "prompt_token_ids_b64", "request_id", "rid"),
+)
+
+
+@pytest.fixture(params=CONNECTORS)
+def connector(request: pytest.FixtureRequest) -> Connector:
+    return CONNECTORS[request.param]
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_what_clients_say_of_transfers_reaches_no_engine(
+    fields_of: FieldsOf, make_pair: MakePair, connector: Connector, name: str
+) -> None:
+    pair = make_pair(connector=connector.name, key=connector.new_key(), of_prefill=TOLD, of_decode=TOLD)
+    fields = fields_of({**CHAT, name: HOSTILE, "vllm_xargs": {"kv_transfer_params": HOSTILE}})
+    legs = (
+        connector.prefill_leg(Endpoint.CHAT, fields, pair, "p"),
+        connector.decode_leg(Endpoint.CHAT, fields, pair, "d", None),
+        plain_leg(Endpoint.CHAT, fields, "l"),
+    )
+    assert [leg for leg in legs if HOSTILE.encode() in leg.body] == []
+    assert name in PRIVATE
+
+
+def test_each_leg_has_what_its_engine_takes(fields_of: FieldsOf, make_pair: MakePair, connector: Connector) -> None:
+    pair = make_pair(connector=connector.name, key=connector.new_key(), of_prefill=TOLD, of_decode=TOLD)
+    said = {"priority": 5, "session_id": "s", "prompt_cache_key": "k", "cache_salt": "x"}
+    untaken = {"sglang": {"priority"}, "trtllm": {"priority", "session_id", "prompt_cache_key"}}
+    for endpoint, prompt in ((Endpoint.CHAT, CHAT), (Endpoint.COMPLETIONS, {"model": "m", "prompt": "hi"})):
+        fields, lacking = fields_of({**prompt, **said}), untaken.get(usual_engine(connector.name), set())
+        if "session_id" in lacking and endpoint is Endpoint.COMPLETIONS:
+            lacking = lacking | {"cache_salt"}
+        for leg in (
+            connector.prefill_leg(endpoint, fields, pair, "p"),
+            connector.decode_leg(endpoint, fields, pair, "d", None),
+        ):
+            assert said.keys() - msgspec.json.decode(leg.body).keys() == lacking
+
+
+def test_a_key_is_another_one_each_time(connector: Connector) -> None:
+    keys = [connector.new_key() for _ in range(50)]
+    assert len(set(keys)) == (50 if any(keys) else 1)
+
+
+def test_what_must_be_known_beforehand_is_for_legs_that_do_not_wait(connector: Connector) -> None:
+    needed = [name for name, known in connector.coordinates.items() if known.needed_of]
+    assert not (needed and connector.needs_handoff), "P's answer tells it"
+    assert connector.order is LegOrder.P_THEN_D or not connector.needs_handoff
+
+
+@given(st.binary() | st.sampled_from([b"null", b"[]", b"{}", b'{"choices": [null]}', b'{"kv_transfer_params": 7}']))
+def test_garbage_never_raises(body: bytes) -> None:
+    worker = Worker(role=Role.PREFILL, address="10.0.0.5:8100")
+    for connector in CONNECTORS.values():
+        found = connector.handoff(body, Pair(worker, worker, "7"))
+        assert isinstance(found, Handoff | NoHandoff)
+        assert not isinstance(found, Finished)
+
+
+@pytest.mark.parametrize("name", [name for name, one in CONNECTORS.items() if one.needs_handoff])
+def test_an_answer_without_parameters_is_not_sent_on(name: str, make_pair: MakePair) -> None:
+    connector = CONNECTORS[name]
+    pair = make_pair(connector=connector.name, key=connector.new_key())
+    for answer in ({}, {"kv_transfer_params": None}, {"choices": [{"finish_reason": "length"}]}):
+        assert isinstance(connector.handoff(msgspec.json.encode(answer), pair), NoHandoff)

@@ -1,0 +1,125 @@
+"""Which items an encoder gets, on which one, and why the others are not sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ppd.proxy.config import EncoderUse
+from ppd.proxy.encoders.choosing import Choices, Consumer, EncoderRules, ItemDecision, NamedEncoders, as_named, choose
+from ppd.proxy.fleet.view import Others, WorkerView
+from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.media.items import MediaItem, MediaKind
+
+AUTO, ALWAYS, NEVER = EncoderUse
+
+
+def item(name: str, unit: int = 0, size_bytes: int = 0, pixels: int = 0) -> MediaItem:
+    return MediaItem(MediaKind.IMAGE, name, unit, 0, 0, size_bytes, pixels)
+
+
+def encoder(name: str, requests: int = 0, others: int = 0) -> WorkerView:
+    worker = Worker(role=Role.ENCODE, address=f"{name}:1")
+    return WorkerView(worker=worker, name=name, incarnation="", inflight=requests, others=Others(others))
+
+
+A, B = item("a"), item("b")
+IDLE = encoder("E1")
+
+
+def chosen(
+    items: list[MediaItem], *encoders: WorkerView, held: str = "", on: dict[str, str] | None = None, **settings: Any
+) -> Choices:
+    """held: names that the worker has; on: names that encoders have."""
+    rules = EncoderRules(
+        **{name: settings.pop(name) for name in ("use", "batch", "min_pixels", "min_bytes") & settings.keys()}
+    )
+    consumer = Consumer(holds=lambda one: one.name in held, **settings)
+    return choose(items, encoders, consumer, rules, lambda view, one: one.name in (on or {}).get(view.name, ""))
+
+
+def sent(choices: Choices) -> list[tuple[str, str]]:
+    return [(view.name, "".join(one.name for one in items)) for view, items in choices.batches]
+
+
+CASES: dict[str, tuple[MediaItem, tuple[WorkerView, ...], dict[str, Any], ItemDecision]] = {
+    "anything": (A, (IDLE,), {}, ItemDecision.ENCODED),
+    "no encoder": (A, (), {}, ItemDecision.ABSENT),
+    "never": (A, (IDLE,), {"use": NEVER}, ItemDecision.NEVER),
+    "never, and no encoder": (A, (), {"use": NEVER}, ItemDecision.NEVER),
+    "the worker has it": (A, (IDLE,), {"held": "a"}, ItemDecision.HELD),
+    "always, though the worker has it": (A, (IDLE,), {"held": "a", "use": ALWAYS}, ItemDecision.ENCODED),
+    "its tokens are held": (item("a", 2), (IDLE,), {"held_units": 3}, ItemDecision.PREFIX),
+    "only those before are held": (item("a", 2), (IDLE,), {"held_units": 2}, ItemDecision.ENCODED),
+    "few pixels": (item("a", pixels=99), (IDLE,), {"min_pixels": 100}, ItemDecision.SMALL),
+    "enough pixels": (item("a", pixels=100), (IDLE,), {"min_pixels": 100}, ItemDecision.ENCODED),
+    "pixels that are not known": (A, (IDLE,), {"min_pixels": 100}, ItemDecision.ENCODED),
+    "few bytes": (item("a", size_bytes=9), (IDLE,), {"min_bytes": 10}, ItemDecision.SMALL),
+    "bytes that are not known": (A, (IDLE,), {"min_bytes": 10}, ItemDecision.ENCODED),
+    "a short queue": (A, (encoder("E1", 1),), {}, ItemDecision.ENCODED),
+    "a queue that nobody gains by": (A, (encoder("E1", 2),), {}, ItemDecision.BUSY),
+    "a queue of other proxies": (A, (encoder("E1", 0, 2),), {"beside": 1}, ItemDecision.BUSY),
+    "a queue that others would wait longer than": (A, (encoder("E1", 3),), {"beside": 3}, ItemDecision.ENCODED),
+    "a queue that is too long for any others' sake": (A, (encoder("E1", 5),), {"beside": 9}, ItemDecision.BUSY),
+    "a queue on the worker too": (A, (encoder("E1", 4),), {"encoding": 4}, ItemDecision.ENCODED),
+    "many turns with media, and no queue on the worker": (
+        A,
+        (IDLE,),
+        {"media_share": 0.5, "beside": 9},
+        ItemDecision.BUSY,
+    ),
+    "many turns with media, and a queue": (A, (IDLE,), {"media_share": 0.5, "encoding": 1}, ItemDecision.ENCODED),
+    "many, and as long a queue": (A, (encoder("E1", 1),), {"media_share": 0.5, "encoding": 1}, ItemDecision.BUSY),
+    "always, whatever the queue": (A, (encoder("E1", 9),), {"use": ALWAYS}, ItemDecision.ENCODED),
+    "a busy encoder that has it": (A, (encoder("E1", 9),), {"on": {"E1": "a"}}, ItemDecision.ENCODED),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_item_is_encoded_unless_that_costs_more(case: str) -> None:
+    one, encoders, settings, decision = CASES[case]
+    choices = chosen([one], *encoders, **settings)
+    assert choices.decisions == {"a": decision}
+    assert [name for _, name in sent(choices)] == (["a"] if decision is ItemDecision.ENCODED else [])
+
+
+def test_items_spread_over_encoders_by_what_they_have_and_do() -> None:
+    fleet = encoder("E1", 1), encoder("E2"), encoder("E3", 5)
+    choices = chosen([A, B, item("c"), item("d")], *fleet, use=ALWAYS, on={"E3": "b"})
+    assert sorted(sent(choices)) == [("E1", "c"), ("E2", "a"), ("E2", "d"), ("E3", "b")]
+
+
+@pytest.mark.parametrize(("batch", "expected"), [(1, ["a", "b", "c"]), (2, ["ab", "c"]), (9, ["abc"])])
+def test_a_request_to_an_encoder_holds_so_many_items(batch: int, expected: list[str]) -> None:
+    choices = chosen([A, B, A, item("c")], IDLE, use=ALWAYS, batch=batch)
+    assert [names for _, names in sent(choices)] == expected
+
+
+def test_an_item_that_comes_again_is_judged_by_its_first_place() -> None:
+    assert chosen([item("a", 0), item("a", 5)], IDLE, held_units=1).decisions == {"a": ItemDecision.PREFIX}
+
+
+@pytest.mark.parametrize(
+    ("names", "numbers", "batch", "expected"),
+    [
+        ("E1", None, 1, [("E1", "a"), ("E1", "b"), ("E1", "c")]),
+        ("E1 E2", None, 1, [("E1", "a"), ("E1", "c"), ("E2", "b")]),
+        ("E1 E2", None, 2, [("E1", "ac"), ("E2", "b")]),
+        ("E2 E2 E1", None, 9, [("E2", "ab"), ("E1", "c")]),
+        ("E1 E2", {1, 2}, 1, [("E1", "b"), ("E2", "c")]),
+        ("E1 E2", {2, 300}, 1, [("E1", "c")]),
+        ("E1", set(), 1, []),
+    ],
+)
+def test_items_go_to_the_encoders_that_are_named_in_turn(
+    names: str, numbers: set[int] | None, batch: int, expected: list[tuple[str, str]]
+) -> None:
+    named = NamedEncoders(tuple(map(encoder, names.split())), None if numbers is None else frozenset(numbers))
+    choices = as_named([A, B, A, item("c")], named, batch)
+    assert sent(choices) == expected
+    went = "".join(names for _, names in expected)
+    assert choices.decisions == {one: ItemDecision.ENCODED if one in went else ItemDecision.LEFT for one in "abc"}
+    # And what a picker writes of these choices is read as the same.
+    again = NamedEncoders(tuple(choices.encoders.values()) or (IDLE,), named.numbers)
+    assert as_named([A, B, item("c")], again, batch).encoders == choices.encoders

@@ -1,0 +1,78 @@
+"""What a process knows of its turns when it chooses their encoders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from ppd.proxy.assembly import new_state
+from ppd.proxy.bodies.named_media import with_named_media
+from ppd.proxy.config import ProxyConfig
+from ppd.proxy.encoders.choosing import ItemDecision, NamedEncoders
+from ppd.proxy.encoders.encoder_chooser import EncoderTurn
+from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.openai.request import Request
+from ppd.proxy.peers.channels import Member
+from ppd.proxy.routing.state import State
+from tests.e2e.fleet.test_encoders import asks, picture
+from tests.support.clock import FakeClock
+from tests.support.requests import parse
+
+
+def seen(**members: Any) -> Request:
+    """With a picture."""
+    return with_named_media(parse(prompt=[{"role": "user", "content": asks(picture(1))}], **members), "tenant", 9)
+
+
+@pytest.fixture
+def state(clock: FakeClock) -> State:
+    made = new_state(ProxyConfig(), Member(), clock)
+    for role in (Role.ENCODE, Role.REPLICA):
+        worker = Worker(role=role, address=f"{role}:1", models=("m",))
+        made.registry.add_static(worker, clock())
+        made.registry.probed(worker.id, worker, None, clock())
+    return made
+
+
+def turn(state: State, **changes: Any) -> EncoderTurn:
+    consumer = next(view for view in state.registry.views() if view.role is Role.REPLICA)
+    made = EncoderTurn(
+        request=seen(), consumer=consumer, held_units=0, headers={}, leg_id=lambda kind: kind, started_s=0.0
+    )
+    return replace(made, **changes)
+
+
+def decisions(state: State, made: EncoderTurn) -> list[ItemDecision]:
+    choices = state.encoders.choose(made)
+    assert choices is not None
+    return list(choices.decisions.values())
+
+
+@pytest.mark.parametrize(
+    ("is_first", "decision"), [(False, ItemDecision.ENCODED), (True, ItemDecision.BUSY)], ids=["attempts", "turns"]
+)
+def test_the_share_of_turns_with_media_does_not_grow_by_attempts(
+    state: State, clock: FakeClock, is_first: bool, decision: ItemDecision
+) -> None:
+    """Where it is more than a third an item goes to an idle E only if the worker encodes too."""
+    for _ in range(10):
+        state.arrivals.count(clock(), opens=True)
+    assert decisions(state, turn(state)) == [ItemDecision.ENCODED]
+    for _ in range(5):
+        found = decisions(state, turn(state, is_first=is_first))
+    assert found == [decision]
+
+
+def test_encoders_that_are_named_need_no_fleet(clock: FakeClock, state: State) -> None:
+    empty, named = new_state(ProxyConfig(), Member(), clock), turn(state)
+    assert empty.encoders.choose(named) is None
+    encoders = tuple(view for view in state.registry.views() if view.role is Role.ENCODE)
+    assert decisions(empty, replace(named, named=NamedEncoders(encoders))) == [ItemDecision.ENCODED]
+
+
+def test_media_with_another_salt_have_another_name() -> None:
+    """As caches that salts keep apart: behind a picker, all tenants come by one key."""
+    names = [each.media[0].name for each in (seen(), seen(), seen(cache_salt="a"), seen(cache_salt="b"))]
+    assert names[0] == names[1] and len(set(names)) == 3

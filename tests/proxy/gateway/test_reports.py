@@ -1,0 +1,176 @@
+"""What a sidecar's report makes of a turn, before, after and instead of what Envoy tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from ppd.proxy.app.client_routes import create_app
+from ppd.proxy.discovery.turn_report import FailedLeg, TurnReport, decode, is_report
+from ppd.proxy.fleet.worker import WorkerId
+from ppd.proxy.gateway import picked_turn
+from ppd.proxy.gateway.reports import LATE_LIMIT, Reports
+from ppd.proxy.gateway.server import Gateway
+from tests.proxy.gateway.envoy import D1, D2, P1, Envoy, chat, proxy_of
+from tests.support.processes import Pair, worker
+
+WHOLE = TurnReport(
+    request_id="",
+    route="SPLIT",
+    prefill=P1,
+    outcome="completed",
+    status=200,
+    prompt_tokens=900,
+    completion_tokens=20,
+    prefill_cached_tokens=128,
+    first_token_s=0.25,
+    last_token_s=0.63,
+    ended_s=0.7,
+)
+HEAD = {":status": "200", "content-type": "text/event-stream"}
+
+
+async def picked(**changes: Any) -> tuple[Envoy, TurnReport]:
+    """A turn that is under way, and the report that its sidecar would send."""
+    envoy = Envoy(
+        changes.pop("proxy", None) or proxy_of(mode="always_split"), reports=changes.pop("reports", Reports())
+    )
+    await envoy.turn(chat(stream=True))
+    return envoy, replace(WHOLE, request_id=envoy.receipt.id, **changes)
+
+
+def end(envoy: Envoy) -> None:
+    envoy.tell("response_headers", headers=HEAD)
+    envoy.call.half_closed()
+
+
+@pytest.mark.parametrize("when", ["before the head", "before the end", "after the end"])
+async def test_a_report_is_learnt_from_whenever_it_comes(when: str) -> None:
+    envoy, report = await picked()
+    envoy.reports.taken(replace(report, request_id="another"))
+    assert envoy.receipt.outcome == "running"
+    receipt = envoy.receipt
+    envoy.reports.missed("earlier", WorkerId(receipt.legs[0].address))
+    envoy.reports.taken(replace(report, request_id="earlier"))  # so this worker's sidecar reports
+    if when == "before the head":
+        envoy.reports.taken(report)
+    envoy.tell("response_headers", headers=HEAD)
+    if when == "before the end":
+        envoy.reports.taken(report)
+    envoy.call.half_closed()
+    if when == "after the end":
+        assert (receipt.outcome, envoy.is_idle) == ("running", True)
+        envoy.reports.taken(report)
+    assert (receipt.outcome, receipt.counts_evidence) == ("completed", "report")
+    assert (receipt.prompt_tokens, receipt.completion_tokens, receipt.cached_tokens) == (900, 20, 128)
+    assert receipt.tpot_s == pytest.approx(0.02)
+    assert envoy.is_idle
+    assert not envoy.reports._open
+    envoy.reports.taken(report)  # once more
+    again = Envoy(envoy.proxy)
+    await again.turn(chat(stream=True))
+    assert (again.receipt.kind, again.receipt.estimated_prompt_tokens) == ("retry", 900)
+    again.call.lost()
+
+
+async def test_who_has_reported_late_is_waited_for_the_next_time_and_no_longer_than_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(picked_turn, "REPORTED_S", 0.0)
+    envoy, report = await picked()
+    end(envoy)
+    assert (envoy.receipt.outcome, envoy.receipt.counts_evidence) == ("completed", "estimate"), (
+        "nobody has reported yet"
+    )
+    envoy.reports.taken(report)  # too late for this turn
+    assert envoy.receipt.prompt_tokens is None
+    later, report = await picked(proxy=envoy.proxy, reports=envoy.reports)
+    end(later)
+    assert (later.receipt.outcome, later.is_idle) == ("running", True)
+    await later.settled()
+    assert (later.receipt.outcome, later.receipt.counts_evidence) == ("completed", "estimate")
+    counts = [sample.value for metric in envoy.reports.gauges() for sample in metric.samples]
+    assert counts == [0, 1, 0, 0]
+
+
+def test_few_turns_are_remembered_that_no_report_came_for() -> None:
+    reports = Reports()
+    for number in range(2 * LATE_LIMIT):
+        reports.missed(str(number), WorkerId("a:1"))
+    assert list(reports._ended) == [str(number) for number in range(LATE_LIMIT, 2 * LATE_LIMIT)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome", "error", "counted"),
+    [
+        (
+            {"outcome": "failed", "status": 502, "failure": "decode headers: reset"},
+            "failed",
+            "decode headers: reset",
+            True,
+        ),
+        ({"outcome": "cancelled", "status": 499}, "cancelled", None, True),
+        ({"outcome": "broken", "failure": "decode mid_stream: reset"}, "broken", "decode mid_stream: reset", True),
+        ({"prompt_tokens": None}, "completed", None, False),
+    ],
+)
+async def test_what_else_may_have_become_of_it(
+    changes: dict[str, Any], outcome: str, error: str | None, counted: bool
+) -> None:
+    envoy, report = await picked(**changes)
+    envoy.reports.taken(report)
+    assert (envoy.receipt.outcome, envoy.receipt.error) == (outcome, error)
+    assert envoy.receipt.counts_evidence == ("report" if counted else "estimate")
+    assert envoy.is_idle
+    envoy.call.lost()
+    assert envoy.receipt.outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("failed", "opened"),
+    [
+        (FailedLeg("prefill", P1, "connect", "refused"), P1),
+        (FailedLeg("prefill", "10.9.9.9:1", "connect", "refused"), None),  # none of ours
+        (FailedLeg("decode", "127.0.0.1:8200", "connect", "refused"), ""),  # the worker that this turn was sent to
+        (FailedLeg("decode", D1, "of another", "version"), None),
+    ],
+)
+async def test_legs_that_failed_count_against_their_workers(failed: FailedLeg, opened: str | None) -> None:
+    proxy = proxy_of(mode="always_split", breaker_failures=1)
+    envoy, report = await picked(proxy=proxy, failed_legs=[failed], outcome="failed", status=400)
+    envoy.reports.taken(report)
+    states = proxy.state.health.breakers.states(proxy.state.now())
+    wanted = envoy.receipt.legs[0].address if opened == "" else opened
+    assert [key for key in states if key in (P1, D1, D2)] == ([] if wanted is None else [wanted])
+
+
+def test_reports_are_told_from_heartbeats() -> None:
+    assert is_report(WHOLE.encode())
+    assert decode(WHOLE.encode()) == WHOLE
+    assert not is_report(b"")
+    assert not is_report(b"\x82\xa7version\x01\xa4kind\xabturn_report")  # its kind is not first: refused as a heartbeat
+
+
+@pytest.mark.parametrize("decided_by", [0, 1])
+async def test_a_report_reaches_the_process_that_decided_the_turn(decided_by: int) -> None:
+    pair = Pair()
+    try:
+        await pair.join()
+        for one in pair.ones:
+            worker(one.state.registry)
+        gateways = [Gateway(one, create_app(one)) for one in pair.ones]
+        envoy, report = await picked(proxy=pair.ones[decided_by], reports=gateways[decided_by].reports)
+        listened = pair.ones[0].listener.on_report
+        assert listened is not None
+        listened(replace(report, route="REPLICA", prefill=""))
+        listened(replace(report, request_id="nobody's"))
+        pair.ones[1 - decided_by].membership.catch_up()
+        pair.ones[decided_by].membership.catch_up()
+        assert (envoy.receipt.outcome, envoy.receipt.prompt_tokens) == ("completed", 900)
+        results = {one.labels["result"]: one.value for one in gateways[0].reports.gauges()[0].samples}
+        assert results == {"taken": 1.0 - decided_by, "late": 0.0, "unknown": 0.0, "passed_on": 1.0 + decided_by}
+    finally:
+        await pair.hush()
+        pair.close()

@@ -1,0 +1,84 @@
+"""What connectors ask of workers, as the decision sees it."""
+
+from __future__ import annotations
+
+from dataclasses import replace as replace_worker
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from ppd.proxy.config import Mode
+from ppd.proxy.errors import AllBusy, AllDown, NoWorkerError
+from ppd.proxy.fleet.view import WorkerView
+from ppd.proxy.policy import Route, Turn
+from ppd.proxy.policy.placement import ways_to_serve
+from tests.support.decisions import D1, D2, FIRST, NEXT, P1, P2, R1, rules, run
+
+
+def told(view: WorkerView, connector: str, **coordinates: str) -> WorkerView:
+    return replace(view, worker=replace_worker(view.worker, connector=connector, coordinates=coordinates))
+
+
+def test_a_worker_that_lacks_a_coordinate_serves_no_split() -> None:
+    p1, p2, d1 = (told(view, "p2p_nccl", zmq_address="a:1") for view in (P1, P2, D1))
+    silent_p, silent_d = told(P1, "p2p_nccl"), told(D2, "p2p_nccl")
+    decision = run(FIRST, (silent_p, p2, silent_d, d1))
+    assert (decision.prefill, decision.decode) == (p2, d1)
+    for fleet in ((silent_p, d1), (p1, silent_d)):
+        decision = run(FIRST, fleet)
+        assert (decision.route, decision.vetoes) == (Route.LOCAL, ("missing_coordinates",))
+
+
+@pytest.mark.parametrize(
+    ("mode", "turn", "fleet", "route", "reason"),
+    [
+        (Mode.ALWAYS_LOCAL, NEXT, "PD", Route.SPLIT, "needs_prefill"),
+        (Mode.ALWAYS_LOCAL, NEXT, "DR", Route.REPLICA, "no_prefill_worker"),
+        (Mode.CONDITIONAL, NEXT, "PD", Route.SPLIT, "needs_prefill"),
+        (Mode.SESSION_HASH, NEXT, "PD", Route.SPLIT, "needs_prefill"),
+        (Mode.ALWAYS_SPLIT, FIRST, "PD", Route.SPLIT, "first_turn"),
+        (Mode.ALWAYS_LOCAL, replace(NEXT, single_engine="n"), "PDR", Route.REPLICA, "single_engine"),
+    ],
+)
+def test_a_d_that_needs_a_p_takes_no_local_turn(mode: Mode, turn: Turn, fleet: str, route: Route, reason: str) -> None:
+    views = {"P": told(P1, "sglang"), "D": told(D2, "sglang"), "R": R1}
+    decision = run(turn, tuple(views[role] for role in fleet), rules(mode))
+    assert (decision.route, decision.reason) == (route, reason)
+
+
+@pytest.mark.parametrize(("turn", "fleet"), [(NEXT, "D"), (replace(NEXT, single_engine="n"), "PD")])
+def test_where_only_a_d_that_needs_a_p_is_left_the_turn_is_refused(turn: Turn, fleet: str) -> None:
+    views = {"P": told(P1, "sglang"), "D": told(D2, "sglang")}
+    with pytest.raises(NoWorkerError, match="alone"):
+        run(turn, tuple(views[role] for role in fleet))
+
+
+def test_the_fleet_says_that_it_serves_no_local_turns() -> None:
+    views = [told(view, "sglang") for view in (P1, D1)]
+    assert ways_to_serve(views) == {"split": True, "local": False, "replica": False}
+
+
+@pytest.mark.parametrize("blocked", [[P1.id], [(P1.id, D1.id)], [P1.id, D1.id]])
+def test_a_p_that_failed_others_is_asked_where_no_turn_can_do_without(blocked: list[Any]) -> None:
+    p1, d1 = told(P1, "sglang"), told(D1, "sglang")
+    assert run(FIRST, (p1, d1), blocked=blocked).prefill == p1
+    assert run(FIRST, (p1, told(P2, "sglang"), d1), avoid=[P1.id]).prefill is not p1
+    with pytest.raises(NoWorkerError):
+        run(FIRST, (p1, d1), avoid=[P1.id])
+
+
+def test_a_turn_that_needs_a_p_waits_for_one_that_is_busy() -> None:
+    busy, d1 = replace(told(P1, "sglang"), inflight=3), told(D1, "sglang")
+    with pytest.raises(AllBusy, match="every P"):
+        run(FIRST, (busy, d1), rules(worker_limit=3))
+    assert run(FIRST, (busy, d1, R1), rules(worker_limit=3)).route is Route.REPLICA
+
+
+def test_a_turn_that_needs_a_p_waits_for_one_that_is_down() -> None:
+    down, d1 = replace(told(P1, "sglang"), up=False), told(D1, "sglang")
+    with pytest.raises(AllDown, match="every P"):
+        run(FIRST, (down, d1))
+    assert run(FIRST, (down, told(P2, "sglang"), d1)).prefill is not None
+    with pytest.raises(NoWorkerError, match="alone"):
+        run(FIRST, (replace(down, held_back=True), d1))

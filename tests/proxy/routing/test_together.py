@@ -1,0 +1,240 @@
+"""A SPLIT whose legs run at once: in every order of events both legs end, and what they held is given back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import msgspec
+import pytest
+
+from ppd.proxy.assembly import Proxy, assemble
+from ppd.proxy.config import ProxyConfig
+from ppd.proxy.errors import LegError
+from ppd.proxy.failures import Cause, Leg, Phase
+from ppd.proxy.fleet.booking import LegBooking
+from ppd.proxy.fleet.ledger import LegEstimates
+from ppd.proxy.fleet.view import WorkerView
+from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.routing.attempt import Attempt, OpenAnswer
+from ppd.proxy.routing.dispatch import Dispatcher
+from ppd.proxy.settings import Settings
+from tests.support.attempts import decision, running
+from tests.support.requests import parse
+
+USAGE = {"prompt_tokens": 90, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 64}}
+WHOLE = {"choices": [{"index": 0, "message": {"content": "x"}, "finish_reason": "length"}], "usage": USAGE}
+TEXT = {"choices": [{"index": 0, "delta": {"content": "hi"}}]}
+D_USAGE = {"choices": [], "usage": {**USAGE, "prompt_tokens_details": {"cached_tokens": 90}}}
+SOON_S = 5.0  # a limit, so that a test that fails ends
+
+
+def http(body: bytes, status: int = 200, kind: str = "application/json") -> bytes:
+    head = f"HTTP/1.1 {status} Any\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def event(data: object) -> bytes:
+    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+GOOD_P = http(msgspec.json.encode(WHOLE))
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"  # until the connection ends
+GOOD_D = STREAM + event(TEXT)
+
+
+class Engine:
+    """A worker that answers its one request when the test says so, and notes when the proxy hangs up."""
+
+    def __init__(self) -> None:
+        self.asked, self.hung_up = asyncio.Event(), asyncio.Event()
+        self.body: dict[str, Any] = {}
+        self.address = ""
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        listening = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        stack.callback(self.end)
+        stack.callback(listening.close)
+        self.address = f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+
+    def say(self, data: bytes) -> None:
+        assert self._writer is not None
+        self._writer.write(data)
+
+    def end(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            size = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+            self.body = msgspec.json.decode(await reader.readexactly(size))
+            self.asked.set()
+            await reader.read()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        self.hung_up.set()
+
+
+class Lab:
+    """A proxy with one P and one D of SGLang, and an attempt over them."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self.proxy = proxy
+        self.p, self.d = Engine(), Engine()
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        for engine in (self.p, self.d):
+            await engine.start(stack)
+        registry, made = self.proxy.state.registry, list[WorkerView]()
+        for role, engine in ((Role.PREFILL, self.p), (Role.DECODE, self.d)):
+            worker = Worker(role=role, address=engine.address, models=("m",), connector="sglang", engine="sglang")
+            registry.add_static(worker, 0.0)
+            view = registry.view(worker.id)
+            assert view is not None
+            made.append(view)
+        self.attempt: Attempt = running(decision(Leg.DECODE, *made))
+        self.attempt.request = parse(stream=True, stream_options={"include_usage": True})
+        estimates = LegEstimates(prompt_tokens=100, new_tokens=1, new_on_prefill_tokens=100)
+        self.attempt.booking = LegBooking(registry, made[1].id, made[0].id, estimates)
+        proxy = self.proxy
+        dispatcher = Dispatcher(proxy.settings.config, proxy.upstream, proxy.handoff_release, proxy.state, proxy.bodies)
+        self.turn: asyncio.Future[OpenAnswer] = asyncio.ensure_future(dispatcher.open(self.attempt))
+        async with asyncio.timeout(SOON_S):
+            await self.p.asked.wait()
+            await self.d.asked.wait()
+
+    async def answer(self) -> OpenAnswer:
+        async with asyncio.timeout(SOON_S):
+            return await self.turn
+
+    async def fails(self) -> LegError:
+        with pytest.raises(LegError) as caught:
+            await self.answer()
+        return caught.value
+
+    async def until_hung_up(self, *engines: Engine) -> None:
+        async with asyncio.timeout(SOON_S):
+            for engine in engines:
+                await engine.hung_up.wait()
+
+    def is_all_given_back(self) -> bool:
+        held = [(view.inflight, view.queued_prefill_tokens) for view in self.proxy.state.registry.views()]
+        legs = self.attempt.receipt.legs
+        return held == [(0, 0), (0, 0)] and len(legs) == 2 and all(leg.ended_s is not None for leg in legs)
+
+
+@pytest.fixture
+async def lab() -> AsyncIterator[Lab]:
+    async with AsyncExitStack() as stack:
+        made = Lab(assemble(Settings(ProxyConfig(heartbeat_port=0))))
+        await made.start(stack)
+        yield made
+        made.attempt.close()
+        await made.proxy.upstream.close()
+        await made.until_hung_up(made.p, made.d)
+        made.proxy.listener.close()
+
+
+async def test_both_legs_are_asked_before_either_has_answered_and_share_a_room(lab: Lab) -> None:
+    assert lab.p.body["bootstrap_room"] == lab.d.body["bootstrap_room"]
+    lab.p.say(GOOD_P)
+    lab.d.say(GOOD_D)
+    first = (await lab.answer()).first
+    assert isinstance(first, bytes) and b"hi" in first
+    assert [leg.kind for leg in lab.attempt.receipt.legs] == [Leg.PREFILL, Leg.DECODE]
+    lab.attempt.close()
+    assert lab.is_all_given_back()
+
+
+@pytest.mark.parametrize(
+    ("says", "cause", "phase"),
+    [
+        (http(b"{}", 500), Cause.SERVER, Phase.HEADERS),
+        (http(b"{}", 503), Cause.OVERLOADED, Phase.HEADERS),
+        (http(b'{"error": {"message": "too long"}}', 400), Cause.REQUEST, Phase.HEADERS),
+        (http(b"{}"), Cause.MALFORMED, Phase.FIRST_EVENT),
+        (None, Cause.RESET, Phase.SENT),
+    ],
+)
+@pytest.mark.parametrize("who", ["p", "d"])
+async def test_the_leg_that_fails_first_ends_the_other(
+    lab: Lab, who: str, says: bytes | None, cause: Cause, phase: Phase
+) -> None:
+    failing, other = (lab.p, lab.d) if who == "p" else (lab.d, lab.p)
+    if says is None:
+        failing.end()
+    else:
+        failing.say(says)
+    error = await lab.fails()
+    assert (error.worker, error.cause, error.phase) == (failing.address, cause, phase)
+    assert lab.attempt.failed(error).kind is (Leg.PREFILL if who == "p" else Leg.DECODE)
+    assert [leg.error for leg in lab.attempt.receipt.legs if leg.address == other.address] == [None]
+    assert lab.is_all_given_back()
+    await lab.until_hung_up(other)
+
+
+async def test_a_d_that_fails_after_p_has_answered_is_ds_failure(lab: Lab) -> None:
+    lab.p.say(GOOD_P)
+    await asyncio.sleep(0.01)
+    lab.d.end()
+    error = await lab.fails()
+    assert (error.worker, error.cause) == (lab.d.address, Cause.RESET)
+    assert lab.is_all_given_back()
+
+
+async def test_an_error_of_d_that_names_p_is_told_without_its_text(lab: Lab) -> None:
+    text = f'{{"error": {{"message": "no bootstrap at {lab.p.address}"}}}}'
+    lab.d.say(http(text.encode(), 400))
+    assert lab.p.address.encode() not in ((await lab.fails()).body or b"")
+
+
+async def test_a_client_that_leaves_ends_both_legs(lab: Lab) -> None:
+    lab.turn.cancel()
+    await asyncio.wait({lab.turn})
+    assert lab.turn.cancelled()
+    assert lab.is_all_given_back()
+    await lab.until_hung_up(lab.p, lab.d)
+
+
+async def test_an_answer_that_ends_before_p_has_done_ends_ps_leg(lab: Lab) -> None:
+    lab.d.say(GOOD_D)
+    await lab.answer()
+    lab.attempt.close()
+    await lab.until_hung_up(lab.p, lab.d)
+    assert lab.is_all_given_back()
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_the_client_is_told_how_many_tokens_p_found_cached(lab: Lab, is_late: bool) -> None:
+    if not is_late:
+        lab.p.say(GOOD_P)
+        await asyncio.sleep(0.01)
+    lab.d.say(GOOD_D)
+    opened = await lab.answer()
+    if is_late:
+        lab.p.say(GOOD_P)
+        await asyncio.sleep(0.01)
+    assert opened.relay is not None and lab.attempt.handoff is not None
+    assert b'"cached_tokens":64' in opened.relay.feed(event(D_USAGE))
+    assert lab.attempt.handoff.cached_tokens == 64
+
+
+async def test_a_p_that_fails_after_d_began_is_noted_and_the_answer_goes_on(lab: Lab) -> None:
+    lab.d.say(GOOD_D)
+    opened = await lab.answer()
+    lab.p.end()
+    await lab.until_hung_up(lab.p)
+    await asyncio.sleep(0.01)
+    failures = lab.proxy.state.metrics.failures.labels(Leg.PREFILL, Phase.SENT, Cause.RESET)
+    assert failures._value.get() == 1
+    assert [leg.error for leg in lab.attempt.receipt.legs] == [Cause.RESET, None]
+    lab.d.say(event({**TEXT, "choices": [{"index": 0, "delta": {"content": "more"}}]}))
+    assert lab.attempt.answer is not None and opened.relay is not None
+    assert b"more" in opened.relay.feed(await lab.attempt.answer.chunk())
+    assert not lab.d.hung_up.is_set()

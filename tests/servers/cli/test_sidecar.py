@@ -1,0 +1,57 @@
+"""The flags of `ppd sidecar`: what they become, and what they refuse."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from ppd.proxy.errors import PPDError
+from ppd.servers.cli import sidecar as flags
+from ppd.servers.sidecar.allow_list import Allowed
+from ppd.servers.sidecar.router import FailurePolicy, OnFailure
+from ppd.servers.sidecar.sidecar import SidecarOptions
+
+NEEDED = ("--engine", "https://127.0.0.1:8200", "--listen", "[::1]:8000")
+
+
+def options(*given: str) -> SidecarOptions:
+    return flags.options_of(**flags.command.make_context("sidecar", [*NEEDED, *given]).params)
+
+
+def test_nobody_may_be_named_and_the_first_p_is_taken_unless_flags_say_otherwise() -> None:
+    made = options()
+    assert made.allow_list.allowed == made.encoder_list.allowed == Allowed()
+    assert (made.sample_prefill, made.prefill_tls, made.encoder_tls) == (False, False, False)
+
+
+def test_flags_become_the_options_of_a_sidecar() -> None:
+    allowed = ("--allow-prefill", "10.0.0.0/24", "--allow-prefill", "p:1", "--allow-encoder", "10.0.1.0/24,e:1")
+    named = ("--sample-prefill", "--prefill-tls", "--encoder-tls", "--encoder-batch", "4")
+    made = options(*allowed, *named, "--on-prefill-failure", "retry", "--prefill-retries", "2", "--idle-timeout-s", "5")
+    assert (made.config.host, made.config.port, made.config.idle_timeout_s) == ("::1", 8000, 5.0)
+    assert (made.engine, made.engine_tls, made.connector) == ("127.0.0.1:8200", True, "nixl")
+    assert made.allow_list.allowed == Allowed.of(["10.0.0.0/24", "p:1"])
+    assert made.encoder_list.allowed == Allowed.of(["10.0.1.0/24", "e:1"])
+    assert (made.sample_prefill, made.prefill_tls, made.encoder_tls, made.config.encoder_batch) == (True, True, True, 4)
+    assert made.policy == FailurePolicy(OnFailure.RETRY, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("--engine", "ftp://h:1"), "engine = 'ftp://h:1': must be http://host:port or https://host:port"),
+        (("--engine", "http://h"), "engine = 'h': must be host:port"),
+        (("--listen", "8000"), "listen = '8000': must be host:port"),
+        (("--allow-prefill", "10.0.0.1/24"), "allow_prefill = '10.0.0.1/24': must be address ranges"),
+        (("--allow-encoder", "10.0.0.1/24"), "allow_encoder = '10.0.0.1/24': must be address ranges"),
+        (("--prefill-retries", "1"), "prefill_retries = 1: must be at least 1 with --on-prefill-failure retry"),
+        (("--connector", "p2p_nccl"), "'p2p_nccl' is not one of 'nixl', 'trtllm', 'none'"),
+        (("--idle-timeout-s", "0"), "idle_timeout_s = '0'"),
+        (("--tls-cert-file", "/no/such", "--tls-key-file", "/no/such"), "tls_cert_file = '/no/such': must be"),
+        (("--worker-ca-file", "/no/such"), "worker_ca_file = '/no/such': must be"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_at_the_start(given: tuple[str, ...], told: str) -> None:
+    with pytest.raises((PPDError, click.BadParameter)) as refused:
+        options(*given)
+    assert told in str(refused.value)

@@ -1,0 +1,123 @@
+"""A sidecar on a free port before a simulated D, with a P that it may be sent to and a replica to compare with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import aiohttp
+
+from ppd.servers.sidecar.prefills import HEADER
+from ppd.servers.sidecar.router import FailurePolicy
+from ppd.servers.sidecar.sidecar import Sidecar
+from ppd.servers.sim.engine.engine import SimEngine
+from tests.servers.sidecar.sidecars import running_sidecar
+from tests.support.fleet import start_engine
+
+CHAT = "/v1/chat/completions"
+WORDS = "Some words, so that there are blocks to move. " * 3
+BODY: dict[str, Any] = {
+    "model": "sim",
+    "messages": [{"role": "user", "content": WORDS}],
+    "max_tokens": 24,
+    "temperature": 0,
+}
+
+
+@dataclass(slots=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    raw: bytes
+
+    @property
+    def body(self) -> Any:
+        return json.loads(self.raw)
+
+    @property
+    def text(self) -> str:
+        """Of a whole answer, or of a stream's events."""
+        if not self.raw.startswith(b"data:"):
+            return str(self.body["choices"][0]["message"]["content"])
+        events = [json.loads(line[6:]) for line in self.raw.splitlines() if line.startswith(b"data: {")]
+        choices = [event["choices"][0]["delta"] for event in events if event["choices"]]
+        return "".join(delta.get("content") or "" for delta in choices)
+
+
+@dataclass
+class Site:
+    """A sidecar that runs in this event loop, and the engines around it by name."""
+
+    sidecar: Sidecar
+    base_url: str
+    session: aiohttp.ClientSession
+    stop: asyncio.Event
+    serving: asyncio.Task[None]
+    engines: dict[str, SimEngine]
+    lives: dict[str, AsyncExitStack] = field(default_factory=dict)
+
+    @classmethod
+    @asynccontextmanager
+    async def of(
+        cls,
+        *,
+        tls: ssl.SSLContext | None = None,
+        engine: Mapping[str, Any] | None = None,
+        policy: FailurePolicy | None = None,
+        settings: Mapping[str, Any] | None = None,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        engine_at: str = "",
+        names: str = "P1 D1",
+        **options: Any,
+    ) -> AsyncIterator[Self]:
+        """engine: settings of the engines; settings: of the config; options: of the sidecar.
+
+        engine_at: the address of another engine than D1; names: of the engines; tls: the client's, of a sidecar that
+        speaks it.
+        """
+        async with AsyncExitStack() as stack:
+            lives = {name: await stack.enter_async_context(AsyncExitStack()) for name in names.split()}
+            engines = {name: await start_engine(life, name, **(engine or {})) for name, life in lives.items()}
+            session = await stack.enter_async_context(
+                aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls or True))
+            )
+            options |= {"settings": settings, "policy": policy or FailurePolicy(), "pause": pause}
+            made = await stack.enter_async_context(running_sidecar(engine_at or engines["D1"].address, **options))
+            base_url = f"http{'s' if tls else ''}://{made.address}"
+            yield cls(made.sidecar, base_url, session, made.stop, made.serving, engines, lives)
+
+    @property
+    def to_p(self) -> dict[str, str]:
+        """The header that names P1."""
+        return {HEADER: self.engines["P1"].address}
+
+    async def ask(self, headers: Mapping[str, str] | None = None, path: str = CHAT, **changes: Any) -> Answer:
+        async with self.session.post(self.base_url + path, json={**BODY, **changes}, headers=headers) as response:
+            return Answer(response.status, response.headers, await response.read())
+
+    async def get(self, path: str, **more: Any) -> Answer:
+        async with self.session.request(more.pop("method", "GET"), self.base_url + path, **more) as response:
+            return Answer(response.status, response.headers, await response.read())
+
+    async def kill(self, name: str) -> None:
+        await self.lives[name].aclose()
+
+    def received(self, name: str) -> list[dict[str, Any]]:
+        """Bodies of generation requests that an engine got."""
+        return [json.loads(request.body) for request in self.engines[name].received]
+
+    def is_idle(self) -> bool:
+        state = self.sidecar.state
+        running = any(engine.scheduler.sequences or engine.pinned for engine in self.engines.values())
+        views = any(view.inflight for view in state.registry.views())
+        return not running and not views and not state.ledger.outstanding(state.now())
+
+    async def until(self, holds: Callable[[], bool], limit_s: float = 20.0) -> None:
+        async with asyncio.timeout(limit_s):
+            while not holds():
+                await asyncio.sleep(0.005)

@@ -1,0 +1,134 @@
+"""P2pNccl: one name with both addresses, KV that P sends before it answers, and a D that waits for it in its step."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+
+from ppd.servers.sim.core.counters import Trap
+from ppd.servers.sim.core.fault_orders import FaultKind, Faults, Order
+
+HI = [{"role": "user", "content": "Tell me about the sea and the ships on it, at some length."}]
+OTHER = [{"role": "user", "content": "Tell me about the sky."}]
+CHAT = "/v1/chat/completions"
+HEX = "0a" * 16
+
+
+def address(engine: Any) -> str:
+    host, port = engine.side_address
+    return f"{host}:{port}"
+
+
+class Proxy:
+    """Sends legs, each pair under a name of its own unless it is given."""
+
+    def __init__(self, lab: Any, p: Any, d: Any) -> None:
+        self._lab, self._keys = lab, itertools.count()
+        self.p, self.d = p, d
+
+    def name(self) -> str:
+        return f"___prefill_addr_{address(self.p)}___decode_addr_{address(self.d)}_{next(self._keys):032x}"
+
+    async def leg(self, engine: Any, name: str, messages: Any = HI, **asked: Any) -> Any:
+        limit = {"max_tokens": 1} if engine is self.p else {}
+        body = {"messages": messages} | limit | asked
+        return await self._lab.post(engine, CHAT, body, headers={"X-Request-Id": name})
+
+
+@pytest.fixture
+async def proxy(lab: Any) -> Proxy:
+    return Proxy(lab, *[await lab.start(role, connector="p2p_nccl") for role in "PD"])
+
+
+async def test_d_takes_what_p_sent_before_it_answered(lab: Any, proxy: Proxy) -> None:
+    name = proxy.name()
+    assert (await proxy.leg(proxy.p, name)).status == 200
+    assert (proxy.p.pinned, len(proxy.d.arrivals)) == (0, 1), "P keeps nothing"
+    assert (await proxy.leg(proxy.d, name)).text == await lab.expected(HI)
+    counters = proxy.d.counters
+    assert (counters.external_kv_tokens, counters.local_compute_tokens) == (counters.prompt_tokens, 0)
+    assert len(proxy.d.arrivals) == 0
+    await lab.until(lambda: lab.is_quiet(proxy.p) and lab.is_quiet(proxy.d))
+
+
+async def test_a_d_that_holds_the_head_takes_the_rest(lab: Any, proxy: Proxy) -> None:
+    first = (await proxy.leg(proxy.d, "plain")).text
+    longer = [*HI, {"role": "assistant", "content": first}, *OTHER]
+    name = proxy.name()
+    await proxy.leg(proxy.p, name, longer)
+    assert (await proxy.leg(proxy.d, name, longer)).text == await lab.expected(longer)
+    assert proxy.d.counters.local_cache_hit_tokens > 0
+
+
+async def test_what_no_leg_takes_stays_on_d(lab: Any, proxy: Proxy) -> None:
+    await proxy.leg(proxy.p, proxy.name())
+    assert (await proxy.leg(proxy.d, "plain")).text == await lab.expected(HI)
+    assert len(proxy.d.arrivals) == 1
+
+
+async def test_a_d_that_comes_first_waits_with_all_its_requests(lab: Any, proxy: Proxy) -> None:
+    name, steps = proxy.name(), proxy.d.counters.steps
+    waiting = asyncio.create_task(proxy.leg(proxy.d, name))
+    await lab.until(lambda: proxy.d.scheduler.pulling == 1)
+    other = asyncio.create_task(proxy.leg(proxy.d, "plain", OTHER))
+    await lab.until(lambda: len(proxy.d.scheduler.sequences) == 2)
+    assert proxy.d.counters.steps == steps
+    await proxy.leg(proxy.p, name)
+    assert [(await one).text for one in (waiting, other)] == [await lab.expected(HI), await lab.expected(OTHER)]
+
+
+async def test_a_p_that_sends_nothing_stops_d_until_its_faults_are_set_anew(lab: Any, proxy: Proxy) -> None:
+    proxy.p.faults = Faults([Order(FaultKind.ABSENT)])
+    name = proxy.name()
+    assert (await proxy.leg(proxy.p, name)).status == 200
+    waiting = asyncio.create_task(proxy.leg(proxy.d, name))
+    await lab.until(lambda: proxy.d.scheduler.pulling == 1)
+    proxy.d.faults = Faults()
+    assert (await waiting).status == 500
+    assert (await proxy.leg(proxy.d, "plain")).text == await lab.expected(HI)
+
+
+async def test_a_name_is_used_once_on_each_side(proxy: Proxy) -> None:
+    name = proxy.name()
+    await proxy.leg(proxy.p, name)
+    await proxy.leg(proxy.d, name)
+    again = await proxy.leg(proxy.p, name)
+    assert (again.status, again.json["error"]["param"]) == (400, "X-Request-Id")
+    assert (await proxy.leg(proxy.d, name)).status == 500
+    assert [one.counters.traps[Trap.USED_KEY] for one in (proxy.p, proxy.d)] == [1, 1]
+
+
+async def test_another_prompt_under_the_name_is_no_ones(proxy: Proxy) -> None:
+    name = proxy.name()
+    await proxy.leg(proxy.p, name)
+    assert (await proxy.leg(proxy.d, name, OTHER)).status == 500
+    assert proxy.d.counters.traps[Trap.OTHER_PROMPT] == 1
+
+
+NAMED = "___prefill_addr_{p}___decode_addr_{d}_{key}"
+
+
+@pytest.mark.parametrize(
+    ("role", "name"),
+    [
+        ("P", "plain"),
+        ("P", "___decode_addr_{d}_{key}"),
+        ("P", "___prefill_addr_{p}___decode_addr_{d}_short"),
+        ("P", "___prefill_addr_{d}___decode_addr_{d}_{key}"),
+        ("P", "___prefill_addr_{p}___decode_addr_nowhere_{key}"),
+        ("D", "___prefill_addr_{p}_{key}"),
+        ("D", "___prefill_addr_{p}___decode_addr_{p}_{key}"),
+    ],
+)
+async def test_a_name_that_does_not_say_both_is_refused(proxy: Proxy, role: str, name: str) -> None:
+    engine = proxy.p if role == "P" else proxy.d
+    answer = await proxy.leg(engine, name.format(p=address(proxy.p), d=address(proxy.d), key=HEX))
+    assert (answer.status, answer.json["error"]["param"]) == (400, "X-Request-Id")
+
+
+async def test_parameters_of_other_connectors_are_refused(proxy: Proxy) -> None:
+    answer = await proxy.leg(proxy.p, proxy.name(), kv_transfer_params={"do_remote_decode": True})
+    assert (answer.status, answer.json["error"]["param"]) == (400, "kv_transfer_params")

@@ -99,8 +99,10 @@ async def strike(field: FaultFleet, talk: Talk, case: Case, provocation: Provoca
         asking = asyncio.create_task(field.ask(body, seen, forced))
         if provocation.moment is not None and provocation.act is not None:
             moment, under_way = provocation.moment, Strike(field, case, name, asking, seen, received[name])
-            await field.until(lambda: field.newest() is not receipt and moment(under_way), 5)
-            await provocation.act(under_way)
+            # Where legs run together a turn may be over before its moment is seen; what it came to is held to the row.
+            await field.until(lambda: asking.done() or (field.newest() is not receipt and moment(under_way)), 5)
+            if not asking.done():
+                await provocation.act(under_way)
         with suppress(asyncio.CancelledError):
             await asking
         # A D that is wedged keeps what it waits to pull, whoever has left.

@@ -40,6 +40,7 @@ __all__ = [
     "takes_either_leg",
     "usual_connector",
     "usual_engine",
+    "writes_into_decode",
 ]
 
 
@@ -132,6 +133,11 @@ def usual_connector(role: str, engine: str = "vllm") -> str:
 def usual_engine(connector: str) -> str:
     """Of a worker that names none."""
     return _ENGINES.get(connector, "vllm")
+
+
+def writes_into_decode(connector: Connector) -> bool:
+    """Whether D sets blocks aside for P to write into. vLLM's keeps them until P has, whoever has left."""
+    return connector.order is LegOrder.TOGETHER and not connector.finds_by_content
 
 
 def takes_either_leg(worker: Worker) -> bool:

@@ -17,7 +17,7 @@ from ..bodies.body_worker import ReadAnswer
 from ..bodies.received import ReceivedBody
 from ..bodies.shared_bytes import SharedBytes
 from ..config import ProxyConfig
-from ..connectors import CONNECTORS, Connector, plain_leg
+from ..connectors import CONNECTORS, Connector, plain_leg, writes_into_decode
 from ..connectors.leg import REQUEST_ID, Finished, Handoff, LegOrder, LegRequest, NoHandoff, Pair
 from ..connectors.nixl import READS_BACK
 from ..encoders.legs import EncoderLegs
@@ -101,9 +101,10 @@ class Dispatcher:
                 return await self._answered(attempt, sidecar_leg(attempt, fields), Leg.DECODE)
             if attempt.decision.prefill is not None:
                 connector = CONNECTORS[attempt.decision.prefill.worker.connector]
-                if connector.order.is_joint:
-                    return await self._together(attempt, connector)
-                return await self._handoff_release.shielded(self._split(attempt, connector), attempt)
+                opening = (self._together if connector.order.is_joint else self._split)(attempt, connector)
+                if connector.order.is_joint and not writes_into_decode(connector):
+                    return await opening
+                return await self._handoff_release.shielded(opening, attempt)
             kind = attempt.answering_leg
             worker = attempt.decision.decode.worker
             fields = self._fields(attempt, worker)

@@ -1,9 +1,12 @@
-"""Frees P's KV after a SPLIT whose client left, or whose D could not be reached.
+"""Frees the KV of a SPLIT whose client left, or whose D could not be reached.
 
 A P that still computes is aborted. A P that has announced a handoff pins the KV until a D pulls it, so a D is asked for
 one token. An abandoned SPLIT first gets `GRACE_S`: P's answer may be on the wire, and a D that was just asked frees
 nothing before its engine knows the request. Once the head of P's answer is there, P has computed the prompt, and the
 rest of the answer is read for up to `READ_ON_S`.
+
+Where D sets blocks aside for P to write into, both legs go on until P has computed the prompt: after an abort of P's, D
+would wait for P, and keep these blocks, for minutes.
 """
 
 from __future__ import annotations
@@ -78,19 +81,20 @@ class HandoffRelease:
             log.error("an abandoned SPLIT could not be ended", exc_info=task.exception())
 
     async def _end_abandoned(self, task: asyncio.Task[OpenAnswer], attempt: Attempt) -> None:
+        both = attempt.both
         try:
-            await asyncio.wait({task}, timeout=GRACE_S)
-            for _ in range(READ_TURNS):  # so that a handoff which P has already sent is read
-                await asyncio.sleep(0)
-            if attempt.has_prefill_begun_to_answer:
-                attempt.booking.release(self._now())  # neither engine works for it
-                self._admission.admit_waiting()
-                await asyncio.wait({task}, timeout=READ_ON_S)
+            if both is not None:
+                both.leave()
+                await asyncio.wait({task})  # for as long as P's leg may take
+            else:
+                await self._wind_up(task, attempt)
         finally:
             task.cancel()
             await asyncio.wait({task})
             attempt.close()
-        if attempt.handoff is None:
+        if both is not None:
+            fate = "taken" if both.has_prefilled or (not task.cancelled() and task.exception() is None) else "left"
+        elif attempt.handoff is None:
             fate = "aborted"
         elif not attempt.has_asked_decode:
             await self._release(attempt)
@@ -101,6 +105,15 @@ class HandoffRelease:
         else:
             fate = "left"
         self._metrics.abandoned.labels(fate).inc()
+
+    async def _wind_up(self, task: asyncio.Task[OpenAnswer], attempt: Attempt) -> None:
+        await asyncio.wait({task}, timeout=GRACE_S)
+        for _ in range(READ_TURNS):  # so that a handoff which P has already sent is read
+            await asyncio.sleep(0)
+        if attempt.has_prefill_begun_to_answer:
+            attempt.booking.release(self._now())  # neither engine works for it
+            self._admission.admit_waiting()
+            await asyncio.wait({task}, timeout=READ_ON_S)
 
     async def _release(self, attempt: Attempt) -> None:
         decision, handoff = attempt.decision, attempt.handoff

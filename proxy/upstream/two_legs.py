@@ -20,6 +20,7 @@ class LegsState(Enum):
     DECODE = auto()  # P has done its part, and D's first event is awaited
     PREFILL = auto()  # D answers, and P is still at work
     ANSWERED = auto()  # D answers, and P's leg has ended
+    LEFT = auto()  # nobody waits for the answer; both go on, so that D gets what it has set blocks aside for
     OVER = auto()
 
 
@@ -28,6 +29,7 @@ class LegsEvent(Enum):
     PREFILL_FAILED = auto()
     BEGAN = auto()  # D's first event is here
     DECODE_FAILED = auto()
+    LEFT = auto()  # the client left, and D would keep blocks for what an aborted P does not send
     CLOSED = auto()  # nobody waits any more: the client left, or the answer is at its end
 
 
@@ -49,14 +51,21 @@ def _moves() -> _Moves:
             (s.BOTH, e.PREFILL_FAILED): (s.OVER, (a.END_DECODE, a.RAISE)),
             (s.BOTH, e.BEGAN): (s.PREFILL, ()),
             (s.BOTH, e.DECODE_FAILED): (s.OVER, (a.END_PREFILL, a.RAISE)),
+            (s.BOTH, e.LEFT): (s.LEFT, ()),
             (s.BOTH, e.CLOSED): (s.OVER, (a.END_PREFILL, a.END_DECODE)),
             (s.DECODE, e.BEGAN): (s.ANSWERED, ()),
             (s.DECODE, e.DECODE_FAILED): (s.OVER, (a.RAISE,)),
+            (s.DECODE, e.LEFT): (s.OVER, (a.END_DECODE,)),
             (s.DECODE, e.CLOSED): (s.OVER, (a.END_DECODE,)),
             (s.PREFILL, e.PREFILLED): (s.ANSWERED, (a.TELL,)),
             (s.PREFILL, e.PREFILL_FAILED): (s.ANSWERED, (a.TELL,)),
             (s.PREFILL, e.CLOSED): (s.OVER, (a.END_PREFILL, a.TELL)),
             (s.ANSWERED, e.CLOSED): (s.OVER, ()),
+            (s.LEFT, e.PREFILLED): (s.OVER, (a.END_DECODE,)),
+            (s.LEFT, e.PREFILL_FAILED): (s.OVER, (a.END_DECODE,)),
+            (s.LEFT, e.BEGAN): (s.OVER, (a.END_PREFILL,)),
+            (s.LEFT, e.DECODE_FAILED): (s.OVER, (a.END_PREFILL,)),
+            (s.LEFT, e.CLOSED): (s.OVER, (a.END_PREFILL, a.END_DECODE)),
             (s.OVER, e.CLOSED): (s.OVER, ()),
         }
     )
@@ -65,7 +74,7 @@ def _moves() -> _Moves:
 MOVES = _moves()
 """The next state and what is to be done. Any other event in a state is an error of the caller."""
 
-_AWAITED = (LegsState.BOTH, LegsState.DECODE)
+_AWAITED = (LegsState.BOTH, LegsState.DECODE, LegsState.LEFT)
 
 
 class TwoLegs(Generic[T]):
@@ -87,7 +96,10 @@ class TwoLegs(Generic[T]):
             task.add_done_callback(_failure)
 
     async def answer(self) -> T:
-        """D's. Raises the failure that ended the attempt; then, and when it is cancelled, no leg is left under way."""
+        """D's. Raises the failure that ended the attempt; then, and when it is cancelled, no leg is left under way.
+
+        Once it was left: when P's leg has ended, or D's, and CancelledError unless D has begun.
+        """
         legs = (self._prefill, self._decode)
         try:
             while self.state in _AWAITED:
@@ -100,8 +112,9 @@ class TwoLegs(Generic[T]):
             self.close()
             await asyncio.wait(legs)
             raise
-        if self._error is not None:
+        if self.state is LegsState.OVER:
             await asyncio.wait(legs)
+        if self._error is not None:
             raise self._error
         if self.state is LegsState.PREFILL:
             self._prefill.add_done_callback(self._prefill_ended)
@@ -115,6 +128,16 @@ class TwoLegs(Generic[T]):
         self._told = told
         if self._prefill.done():
             told(_failure(self._prefill))
+
+    def leave(self) -> None:
+        """While `answer` runs: nobody waits for it any more. Ends neither leg before P has done its part."""
+        if (self.state, LegsEvent.LEFT) in MOVES:
+            self._take(LegsEvent.LEFT)
+
+    @property
+    def has_prefilled(self) -> bool:
+        """P's leg has ended well."""
+        return self._prefill.done() and _failure(self._prefill) is None
 
     def close(self) -> None:
         """Ends what is under way, at any time; may be called twice."""

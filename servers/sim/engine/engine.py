@@ -83,7 +83,7 @@ class SimEngine:
         self.metrics = MetricsRegistry(self, self.protocol.engine)
         self.meetings = Meetings(self.protocol, self.counters, config.meeting_timeout_s, self._is_pinned)
         self._peers = peers
-        self._pulls = Pulls(self, peers, now)
+        self.pulls = Pulls(self, peers, now)
         self.events = events
         self._now = now
         self._new_id = new_id
@@ -151,7 +151,7 @@ class SimEngine:
     def start(self) -> None:
         self._spawn(self._run())
         if self.config.transfers_kv:
-            self._spawn(self._pulls.heartbeat())
+            self._spawn(self.pulls.heartbeat())
 
     def stop(self) -> None:
         """Ends every request in flight with finish reason abort; later requests end so at once."""
@@ -218,7 +218,7 @@ class SimEngine:
         self.meetings.offer(keys)
         try:
             await self.meetings.until_decode(keys)
-            await asyncio.gather(*map(self._pulls.borrow, sequences))
+            await asyncio.gather(*map(self.pulls.borrow, sequences))
             prompt_tokens = sum(map(len, generation.prompts))
             pulled = sequences[0].transfer.remote is not None and sequences[0].transfer.read_back is None
             new_tokens = 0 if pulled else sum(map(self.scheduler.new_tokens, sequences[:: generation.choices]))
@@ -237,7 +237,7 @@ class SimEngine:
     def decline(self, transfer: Transfer) -> None:
         """Of a request that ends before its pull: vLLM tells P to free the blocks; others do not, nor is a D told."""
         if self.protocol.engine == "vllm" and transfer.remote and transfer.read_back is None and not transfer.is_sent:
-            self._spawn(self._pulls.free(transfer, transfer.remote))
+            self._spawn(self.pulls.free(transfer, transfer.remote))
 
     def _sequences(self, generation: Generation, request_id: str) -> list[Sequence]:
         model = generation.model if generation.model in self.config.loras else self.config.model
@@ -284,7 +284,7 @@ class SimEngine:
             return
         if sequence.wants_pull:
             self.decline(sequence.transfer)
-        self._pulls.leave(sequence)
+        self.pulls.leave(sequence)
         self.scheduler.abort(sequence)
         self.wake()
 
@@ -298,9 +298,9 @@ class SimEngine:
                 step = self.scheduler.plan()
                 for pull in step.pulls:
                     if pull.sequence.transfer.is_sent:
-                        await self._pulls.receive(pull)
+                        await self.pulls.receive(pull)
                     else:
-                        self._spawn(self._pulls.run(pull))
+                        self._spawn(self.pulls.run(pull))
                 if not step.chunks:
                     self._publish()
                     await self._idle()
@@ -341,7 +341,7 @@ class SimEngine:
             if self._faults.take_of_transfer(FaultKind.EXPIRE):
                 self.handoffs.end_lease(handed_over.request_id)
             if sequence.transfer.receiver is not None and not sequence.transfer.is_sent:
-                self._spawn(self._pulls.push(sequence, handed_over))
+                self._spawn(self.pulls.push(sequence, handed_over))
         latencies = self.metrics.latencies
         if output.token is not None:
             first, since = state.last_at is None, state.arrived_at if state.last_at is None else state.last_at
@@ -370,7 +370,7 @@ class SimEngine:
                 self._spawn(self.meetings.put_once_taken(key, delta, state.deltas))
                 return
             if sequence.transfer.is_sent:
-                self._spawn(self._pulls.put_once_sent(sequence, handed_over, delta, state.deltas))
+                self._spawn(self.pulls.put_once_sent(sequence, handed_over, delta, state.deltas))
                 return
         state.deltas.put(delta)
         self._abort_on_order(sequence, state)

@@ -18,7 +18,7 @@ from ..core.fault_orders import FaultKind, Faults
 from ..core.handoffs import HandedOver, HandoffLedger, RemotePrefill, Transfer
 from ..core.scheduler import Output, Pull, Scheduler
 from ..core.sequence import Sequence, SequenceState
-from ..protocols.legs import Own
+from ..protocols.legs import KvProtocol, Own
 from .arrivals import ArrivalFailed, Arrivals
 from .deltas import Delta, DeltaStream
 from .metrics import MetricsRegistry
@@ -37,6 +37,7 @@ class PullingEngine(Protocol):
     handoffs: HandoffLedger
     metrics: MetricsRegistry
     pool: BlockPool
+    protocol: KvProtocol
     scheduler: Scheduler
     arrivals: Arrivals
 
@@ -138,13 +139,21 @@ class Pulls:
         engine.wake()
 
     def leave(self, sequence: Sequence) -> None:
-        """The sequence is aborted: it waits for P no longer."""
+        """The sequence is aborted: it waits for P no longer, unless P writes into its blocks."""
         meeting = self._meeting.get(sequence.id)
         if meeting is None:
             return
-        if self._engine.faults.take_of_transfer(FaultKind.LEAK):
+        leaks = self._engine.faults.take_of_transfer(FaultKind.LEAK)
+        if leaks:
             sequence.forget_blocks()
-        meeting.cancel()
+        if leaks or not self._engine.protocol.is_written:
+            meeting.cancel()
+
+    def expire(self) -> None:
+        """Gives up what aborted sequences keep for a P that has not written, as at the end of `meeting_timeout_s`."""
+        for sequence in self._engine.scheduler.sequences:
+            if sequence.state is SequenceState.FINISHED and sequence.id in self._meeting:
+                self._meeting[sequence.id].cancel()
 
     async def free(self, transfer: Transfer, remote: RemotePrefill) -> None:
         """P may free the blocks of a prompt that nobody pulls; of a keyed one, once P has computed it."""
@@ -202,7 +211,7 @@ class Pulls:
     async def _meet(self, pull: Pull) -> RemotePrefill:
         """P's blocks. SideChannelError if P does not come in time, or has computed a prompt of another length."""
         sequence, engine = pull.sequence, self._engine
-        if sequence.state is SequenceState.FINISHED:
+        if sequence.state is SequenceState.FINISHED and not engine.protocol.is_written:
             raise SideChannelError("the request was aborted")
         meeting = asyncio.ensure_future(self._peers.meet(pull.remote, sequence.transfer.meeting))
         self._meeting[sequence.id] = meeting

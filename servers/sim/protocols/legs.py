@@ -46,6 +46,10 @@ class KvProtocol(Protocol):
         """P computes once D has come, and answers once D has the KV."""
 
     @property
+    def is_written(self) -> bool:
+        """P writes into blocks that D has set aside; D keeps them until it has, also of a request that was aborted."""
+
+    @property
     def key_member(self) -> str | None:
         """The member that holds the key by which legs meet; None: they do not."""
 

@@ -38,6 +38,7 @@ class _Params(msgspec.Struct, forbid_unknown_fields=True):
 class LmCache:
     engine = "vllm"
     is_joint = False
+    is_written = False
     key_member = f"{_WHERE}.disagg_spec.req_id"
 
     def leg(self, members: Mapping[str, Any], role: Role) -> FaultLeg:

@@ -40,6 +40,7 @@ class _Decode(msgspec.Struct, forbid_unknown_fields=True):
 class Mooncake:
     engine = "vllm"
     is_joint = False
+    is_written = True
     key_member = f"{_WHERE}.transfer_id"
 
     def leg(self, members: Mapping[str, Any], role: Role) -> FaultLeg:

@@ -58,6 +58,7 @@ class Moriio:
 
     engine = "vllm"
     is_joint = False
+    is_written = True
     decode_kind: type[_Decode] = _Decode
     key_member = f"{_WHERE}.transfer_id"
 
@@ -107,6 +108,7 @@ class Moriio:
 class MoriioRead(Moriio):
     """D reads the blocks that P has named."""
 
+    is_written = False
     decode_kind = _Reading
 
 

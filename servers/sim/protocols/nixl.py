@@ -23,6 +23,7 @@ from .legs import Leg, Own, fields_of, leg_of_params, params_of
 class Nixl:
     engine = "vllm"
     is_joint = False
+    is_written = False
     key_member = None
 
     def leg(self, members: Mapping[str, Any], role: Role) -> FaultLeg:

@@ -44,6 +44,7 @@ class _Decode(msgspec.Struct, forbid_unknown_fields=True):
 class NixlPush:
     engine = "vllm"
     is_joint = False
+    is_written = True
     key_member = "X-Request-Id"
 
     def leg(self, members: Mapping[str, Any], role: Role) -> FaultLeg:

@@ -15,6 +15,7 @@ from .legs import Leg, Own, leg_of_params, params_of, plain
 class NoTransfers:
     engine = "vllm"
     is_joint = False
+    is_written = False
     key_member = None
 
     def leg(self, members: Mapping[str, Any], role: Role) -> FaultLeg:

@@ -41,6 +41,7 @@ class _Params(msgspec.Struct, forbid_unknown_fields=True):
 class OffloadPeers:
     engine = "vllm"
     is_joint = False
+    is_written = False
     key_member = f"{_WHERE}.kv_request_id"
 
     def leg(self, members: Mapping[str, Any], role: Role) -> FaultLeg:

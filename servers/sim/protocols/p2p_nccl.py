@@ -27,6 +27,7 @@ _LEGS = {Role.PREFILL: FaultLeg.PREFILL, Role.DECODE: FaultLeg.DECODE}
 class P2pNccl:
     engine = "vllm"
     is_joint = False
+    is_written = False
     key_member = _NAME
 
     def leg(self, members: Mapping[str, Any], role: Role) -> FaultLeg:

@@ -34,6 +34,7 @@ class _Fields(msgspec.Struct):
 class Sglang:
     engine = "sglang"
     is_joint = True
+    is_written = False
     key_member = "bootstrap_room"
 
     def leg(self, members: Mapping[str, Any], role: Role) -> FaultLeg:

@@ -82,6 +82,7 @@ class _Conversation(msgspec.Struct, forbid_unknown_fields=True):
 class TrtLlm:
     engine = "trtllm"
     is_joint = False
+    is_written = False
     key_member = f"{_WHERE}.disagg_request_id"
 
     def leg(self, members: Mapping[str, Any], role: Role) -> FaultLeg:

@@ -19,6 +19,7 @@ from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.policy import Route
 from ppd.proxy.telemetry.receipts import Receipt
 from ppd.servers.sim.core.fault_orders import Faults
+from ppd.servers.sim.core.sequence import SequenceState
 from ppd.servers.sim.engine.engine import SimEngine
 from tests.support.fleet import Fleet, has_work, start_engine
 from tests.support.proxy import ADMIN_KEY
@@ -182,16 +183,20 @@ class FaultFleet(Fleet):
             return False
         if any(map(has_work, views)):
             return False
-        return not any(engine.scheduler.sequences for engine in self.engines.values())
+        sequences = (one for engine in self.engines.values() for one in engine.scheduler.sequences)
+        return all(one.state is SequenceState.FINISHED for one in sequences)
 
     def idle(self) -> bool:
-        return self.at_rest() and not self.outstanding() and not self.pinned()
+        """Nor does an engine keep anything for another one."""
+        keeps = any(engine.scheduler.sequences for engine in self.engines.values())
+        return self.at_rest() and not keeps and not self.outstanding() and not self.pinned()
 
     def end_leases(self) -> None:
-        """On both sides: in the proxy's ledger and on every P."""
+        """In the proxy's ledger and on every P, and what an aborted request of a D keeps for P."""
         self.clock.advance(LEASE_S + 1)
         for engine in self.engines.values():
             engine.handoffs.expire()
+            engine.pulls.expire()
             engine.wake()
         self.proxy.state.ledger.outstanding(self.proxy.state.now() + LEASE_S + 1)
 

@@ -93,7 +93,8 @@ async def test_a_drain_while_each_engine_waits_for_the_other(connector: str, goe
         else:
             assert (seen.status, seen.headers["X-PPD-Refused"]) == (503, "draining")
             assert (receipt.outcome, receipt.error) == ("failed", "draining")
-            assert field.engines["P1"].counters.finished["abort"] == 1, "P was told to stop, as D was"
+            stopped = field.engines["P1"].counters.finished["abort"] == 1
+            assert stopped or connector == "nixl_push", "P was told to stop, as D was, unless D waits for it to write"
         await draining.check_engines()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from ppd.proxy.upstream.two_legs import MOVES, LegsAction, LegsEvent, LegsState, TwoLegs
 
-P_WELL, P_FAILS, D_BEGINS, D_FAILS, CLOSED = LegsEvent
+P_WELL, P_FAILS, D_BEGINS, D_FAILS, LEFT, CLOSED = LegsEvent
 END_P, END_D, RAISE, TELL = LegsAction
 
 
@@ -29,6 +29,13 @@ END_P, END_D, RAISE, TELL = LegsAction
         ([D_BEGINS, CLOSED], LegsState.OVER, [END_P, TELL]),
         ([P_WELL, D_BEGINS, CLOSED, CLOSED], LegsState.OVER, []),
         ([CLOSED], LegsState.OVER, [END_P, END_D]),
+        ([LEFT], LegsState.LEFT, []),
+        ([LEFT, P_WELL], LegsState.OVER, [END_D]),
+        ([LEFT, P_FAILS], LegsState.OVER, [END_D]),
+        ([LEFT, D_BEGINS], LegsState.OVER, [END_P]),
+        ([LEFT, D_FAILS], LegsState.OVER, [END_P]),
+        ([LEFT, CLOSED], LegsState.OVER, [END_P, END_D]),
+        ([P_WELL, LEFT], LegsState.OVER, [END_D]),
     ],
 )
 def test_what_follows_from_what_becomes_of_each_leg(
@@ -46,7 +53,8 @@ def test_each_leg_ends_once_and_nothing_follows_the_end() -> None:
     assert MOVES.keys() & over == {(LegsState.OVER, CLOSED)}
     assert all((state, CLOSED) in MOVES for state in LegsState)
     for (state, event), (after, actions) in MOVES.items():
-        assert (RAISE in actions) == (event in (P_FAILS, D_FAILS) and state is not LegsState.PREFILL)
+        ends_attempt = event in (P_FAILS, D_FAILS) and state not in (LegsState.PREFILL, LegsState.LEFT)
+        assert (RAISE in actions) == ends_attempt
         assert after is LegsState.OVER or not {END_P, END_D} & set(actions)
 
 
@@ -112,10 +120,26 @@ async def rounds() -> None:
         ("d c", "answer", {"P": "CancelledError", "D": "well"}, 1),
         ("d c c", "answer", {"P": "CancelledError", "D": "well"}, 1),
         ("p d c", "answer", {"P": "well", "D": "well"}, 1),
+        ("l p", "cancelled", {"P": "well", "D": "CancelledError"}, 0),
+        ("l P", "cancelled", {"P": "OSError", "D": "CancelledError"}, 0),
+        ("l l p", "cancelled", {"P": "well", "D": "CancelledError"}, 0),
+        ("lp", "cancelled", {"P": "well", "D": "CancelledError"}, 0),
+        ("pl", "cancelled", {"P": "well", "D": "CancelledError"}, 0),
+        ("p l", "cancelled", {"P": "well", "D": "CancelledError"}, 0),
+        ("l x", "cancelled", {"P": "CancelledError", "D": "CancelledError"}, 0),
+        ("l c", "cancelled", {"P": "CancelledError", "D": "CancelledError"}, 0),
+        ("l d c", "answer", {"P": "CancelledError", "D": "well"}, 1),
+        ("l D", "D failed", {"P": "CancelledError", "D": "OSError"}, 0),
+        ("dl c", "answer", {"P": "CancelledError", "D": "well"}, 1),
+        ("Dl", "D failed", {"P": "CancelledError", "D": "OSError"}, 0),
+        ("d l c", "answer", {"P": "CancelledError", "D": "well"}, 1),
     ],
 )
 async def test_no_order_of_events_leaves_a_leg_open(steps: str, result: str, ended: dict[str, str], told: int) -> None:
-    """p, d: it ends well; P, D: it fails; x: the client leaves; c: the answer is over. What has no space is at once."""
+    """p, d: it ends well; P, D: it fails; x: the client leaves; c: the answer is over; l: it is left.
+
+    What has no space is at once.
+    """
     legs = Legs()
     await rounds()
     acts: dict[str, Any] = {
@@ -125,6 +149,7 @@ async def test_no_order_of_events_leaves_a_leg_open(steps: str, result: str, end
         "D": lambda: legs.d.set_exception(OSError("D failed")),
         "x": legs.answer.cancel,
         "c": legs.both.close,
+        "l": legs.both.leave,
     }
     for step in steps.split():
         for each in step:

@@ -156,6 +156,20 @@ async def test_a_d_waits_on_where_p_failed(lab: Any, connector: str) -> None:
     assert (await proxy.leg(proxy.p, "k")).json["choices"][0]["finish_reason"] == "abort"
     await lab.until(lambda: proxy.d.scheduler.pulling == 1)
     leg.cancel()
+    await lab.until(lambda: proxy.d.counters.finished["abort"] == 1)
+    assert proxy.d.pool.used > 0, "P may still write into what D has set aside"
+    proxy.d.pulls.expire()
+    await lab.until(lambda: lab.is_quiet(proxy.d) and lab.is_quiet(proxy.p))
+
+
+async def test_an_aborted_d_keeps_its_blocks_until_p_has_written(lab: Any, connector: str) -> None:
+    proxy = await start(lab, connector, meeting_timeout_s=300.0)
+    leg = asyncio.create_task(proxy.leg(proxy.d, "k"))
+    await lab.until(lambda: proxy.d.scheduler.pulling == 1)
+    leg.cancel()
+    await lab.until(lambda: proxy.d.counters.finished["abort"] == 1)
+    assert proxy.d.pool.used > 0
+    assert (await proxy.leg(proxy.p, "k")).status == 200
     await lab.until(lambda: lab.is_quiet(proxy.d) and lab.is_quiet(proxy.p))
 
 

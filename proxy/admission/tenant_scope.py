@@ -68,8 +68,12 @@ class TenantScope(msgspec.Struct, frozen=True):
             xargs = members(fields[XARGS]) if XARGS in fields else None
             if xargs is not None and "session_id" in xargs:
                 changes[XARGS] = encoded({**xargs, "session_id": self._named(xargs["session_id"])})
-        own = {RESPONSE_ID: encoded(self.new_response_id())} if is_response else {}
-        return Edited.of(fields, changes, own)
+        edited = Edited.of(fields, changes)
+        return self.renamed(edited) if is_response else edited
+
+    def renamed(self, fields: Fields) -> Fields:
+        """With a new id for the response."""
+        return Edited.of(fields, {}, {RESPONSE_ID: encoded(self.new_response_id())})
 
     def _named(self, raw: msgspec.Raw) -> msgspec.Raw:
         """Ids are strings or numbers, or in an object's `id`; anything else is left for the worker to judge."""

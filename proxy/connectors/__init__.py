@@ -75,7 +75,7 @@ class Connector(Protocol):
 
     @property
     def splits_responses(self) -> bool:
-        """Whether its legs can carry a turn of `/v1/responses`: vLLM reads no X-Request-Id there."""
+        """Whether its legs can carry a turn of `/v1/responses`, where vLLM reads no X-Request-Id."""
 
     def new_key(self) -> str:
         """What both legs of an attempt carry, never the same twice; empty where they need nothing in common."""

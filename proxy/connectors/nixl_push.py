@@ -11,7 +11,7 @@ import uuid
 from types import MappingProxyType
 
 from ..fleet.worker import Role
-from ..openai.body_members import encoded
+from ..openai.body_members import decoded, encoded
 from ..openai.request import Endpoint, Fields
 from .coordinates import COUNT, ENGINE, HOST, PORT
 from .leg import Finished, Handoff, LegOrder, LegRequest, NoHandoff, Pair, answering_fields, counts_of, leg
@@ -19,6 +19,7 @@ from .nixl import ASK, PARAMS
 from .prefill import engine_version, prefill_fields
 
 SIDE_CHANNEL_PORT = "5600"  # the engine's default
+NAME = "request_id"
 
 
 class NixlPush:
@@ -37,7 +38,7 @@ class NixlPush:
     takes_either_leg = False
     decodes_alone = True
     finds_by_content = False
-    splits_responses = False
+    splits_responses = True
 
     def new_key(self) -> str:
         """The engines match both legs by it."""
@@ -45,7 +46,7 @@ class NixlPush:
 
     def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest:
         body = prefill_fields(endpoint, fields, engine_version(pair.prefill.engine_version))
-        return leg(endpoint, {**body, PARAMS: ASK}, pair.key, fields)
+        return leg(endpoint, {**_named(endpoint, body, pair.key), PARAMS: ASK}, pair.key, fields)
 
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | Finished | NoHandoff:
         return counts_of(answer)
@@ -54,7 +55,7 @@ class NixlPush:
         self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str, handoff: Handoff | None
     ) -> LegRequest:
         told = pair.prefill.coordinates
-        body = answering_fields(endpoint, fields)
+        body = _named(endpoint, answering_fields(endpoint, fields), pair.key)
         body[PARAMS] = encoded(
             {
                 "do_remote_decode": False,
@@ -64,7 +65,15 @@ class NixlPush:
                 "remote_port": int(told.get("side_channel_port", SIDE_CHANNEL_PORT)),
                 "tp_size": int(told.get("tp_size", "1")),
                 "pp_size": int(told.get("pp_size", "1")),
-                "remote_request_id": pair.key,
+                "remote_request_id": decoded(body[NAME]) if NAME in body else pair.key,
             }
         )
         return leg(endpoint, body, pair.key, fields)
+
+
+def _named(endpoint: Endpoint, body: Fields, key: str) -> Fields:
+    """With the request's name where vLLM reads it: /v1/responses reads no header, and gives its answer that id.
+
+    A tenant's turn has a name already.
+    """
+    return {NAME: encoded(f"resp_{key}"), **body} if endpoint is Endpoint.RESPONSES else body

@@ -230,6 +230,13 @@ def in_scope(request: Request, client: Client, sessions: SessionTable) -> Reques
     return replace(request, fields=scope.fields(request.fields, request.cache_salt, is_response=is_response))
 
 
+def named_afresh(request: Request, client: Client) -> Request:
+    """For another attempt: the legs of some connectors meet by a response's id, which is good for one."""
+    if client.scope is None or request.endpoint is not Endpoint.RESPONSES:
+        return request
+    return replace(request, fields=client.scope.renamed(request.fields))
+
+
 def _is_known(response_id: str, prompt: Prompt, sessions: SessionTable) -> bool:
     """Of a worker that gave it another id than it was asked to, or made with a key that has been withdrawn since."""
     scope = prompt.response_scope

@@ -30,7 +30,7 @@ from ..sessions.table import SessionMatch
 from ..telemetry.receipts import Receipt
 from ..tokenizer.count_checks import CountedPrompt, form_of
 from ..tokenizer.prompt_tokenizer import PromptTokenizer
-from .attempt import Attempt, FailedAttempts, Job, TurnContext
+from .attempt import Attempt, FailedAttempts, Job, TurnContext, named_afresh
 from .foresight import foresee
 from .learning import Learner
 from .reading_back import with_readable
@@ -273,7 +273,7 @@ class Chooser:
         caches = TurnCaches(decode, None if decision.route is Route.READBACK else prefill)
         estimates = decision.estimates(turn, shows_first_token=job.request.stream)
         return Attempt(
-            request=job.request,
+            request=named_afresh(job.request, job.context.client) if job.receipt.legs else job.request,
             decision=decision,
             decode=decode,
             receipt=job.receipt,

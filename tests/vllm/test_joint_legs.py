@@ -94,6 +94,18 @@ async def test_each_turn_moves_what_d_lacks(pair: VllmFleet) -> None:
         assert turn.text == await pair.straight(Role.PREFILL, chat.messages[:-1], **body)
 
 
+async def test_a_turn_of_responses_is_split_too(pair: VllmFleet) -> None:
+    await pair.mode(Mode.ALWAYS_SPLIT)
+    before = (await pair.counters(Role.DECODE)).get(PULLED, 0.0)
+    body = {"model": TINY_NAME, "input": THREE[0], "temperature": 0, "max_output_tokens": 24, **salted()}
+    turn = await pair.post("/v1/responses", body)
+    assert (turn.status, turn.route) == (200, "SPLIT"), turn.body
+    assert (await pair.counters(Role.DECODE))[PULLED] > before
+    async with pair.session.post(f"{pair.urls[Role.PREFILL]}/v1/responses", json=body) as answer:
+        alone = await answer.json()
+    assert turn.body["output"][0]["content"] == alone["output"][0]["content"]
+
+
 async def test_streams_and_conversations_side_by_side(pair: VllmFleet) -> None:
     await pair.mode(Mode.ALWAYS_SPLIT)
     asked = [([{"role": "user", "content": f"{number}: {THREE[0]}"}], salted(max_tokens=32)) for number in range(6)]

@@ -118,7 +118,7 @@ def _address(own: Own) -> str:
 
 def _peer(leg: Leg, own: Own, fields: _Common, kind: FaultLeg) -> tuple[str, int]:
     """Host and notify port, from the request's id or else from the parameters."""
-    named = request_id(leg)
+    named = "" if leg.path == "/v1/responses" else request_id(leg)
     if (peers := _PEERS.fullmatch(named)) is not None:
         prefill, decode = peers.groups()
         mine, other = (prefill, decode) if kind is FaultLeg.PREFILL else (decode, prefill)

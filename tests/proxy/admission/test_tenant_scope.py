@@ -71,6 +71,10 @@ def test_a_leg_carries_the_proxys_own_request_id_and_never_the_clients() -> None
     sent = json.loads(leg(Endpoint.RESPONSES, answering_fields(Endpoint.RESPONSES, fields), "l", fields).body)
     assert ONE.owns(sent["request_id"])
     assert sent["cache_salt"] == ONE.salt()
+    renamed = ONE.renamed(fields)
+    again = json.loads(leg(Endpoint.RESPONSES, answering_fields(Endpoint.RESPONSES, renamed), "l", renamed).body)
+    assert ONE.owns(again.pop("request_id"))
+    assert again == {name: value for name, value in sent.items() if name != "request_id"}
     assert "request_id" not in public_fields(members_of(input="hi", request_id="mine"))
 
 

@@ -10,6 +10,7 @@ import pytest
 from ppd.proxy.connectors import can_pair, missing_coordinates
 from ppd.proxy.connectors.leg import Handoff, Pair
 from ppd.proxy.connectors.nixl_push import NixlPush
+from ppd.proxy.openai.body_members import Edited, encoded
 from ppd.proxy.openai.request import Endpoint, Fields
 
 FieldsOf = Callable[[dict[str, Any]], Fields]
@@ -76,3 +77,21 @@ def test_ps_engine_id_must_be_known(make_pair: MakePair, told: dict[str, str], m
 def test_ps_answer_tells_counts_only(make_pair: MakePair) -> None:
     answer = b'{"usage": {"prompt_tokens": 90}, "kv_transfer_params": {"transfer_mode": "push"}}'
     assert NixlPush().handoff(answer, make_pair()) == Handoff({}, 90, None)
+
+
+RESPONSE = {"model": "m", "input": "hi", "request_id": "mine"}
+
+
+@pytest.mark.parametrize("own", [None, "resp_a_tenants"])
+def test_both_legs_of_a_response_have_one_name_in_the_body(
+    fields_of: FieldsOf, make_pair: MakePair, own: str | None
+) -> None:
+    """vLLM's /v1/responses reads no header."""
+    pair = make_pair(connector="nixl_push", key=KEY, of_prefill={"engine_id": "e"})
+    fields = fields_of(RESPONSE)
+    if own is not None:
+        fields = Edited.of(fields, {}, {"request_id": encoded(own)})
+    to_p = msgspec.json.decode(NixlPush().prefill_leg(Endpoint.RESPONSES, fields, pair, "p").body)
+    to_d = msgspec.json.decode(NixlPush().decode_leg(Endpoint.RESPONSES, fields, pair, "d", None).body)
+    assert to_p["request_id"] == to_d["request_id"] == (own or f"resp_{KEY}")
+    assert to_d["kv_transfer_params"]["remote_request_id"] == to_d["request_id"]

@@ -124,13 +124,17 @@ class Registry:
             return
         configured = view.configured
         is_told = configured is None or configured.kv_events == NO_EVENTS  # else the config says it
+        coordinates = view.worker.coordinates
+        has_told_it = bool(found.incarnation) and found.incarnation == view.incarnation  # also where one query failed
+        if configured is not None and (found.coordinates or not has_told_it):
+            coordinates = {**configured.coordinates, **found.coordinates}
         worker = replace_worker(
             view.worker,
             models=found.models or view.worker.models,
             aliases=found.aliases if found.models else view.worker.aliases,
             engine_version=found.engine_version or view.worker.engine_version,
             kv_events=found.kv_events if is_told else view.worker.kv_events,
-            coordinates=({**configured.coordinates, **found.coordinates} if configured else view.worker.coordinates),
+            coordinates=coordinates,
         )
         heard_s = now_s if view.worker.source is Source.STATIC else view.heard_s
         self._admit(worker, found.incarnation, heard_s)

@@ -377,17 +377,23 @@ def test_a_model_that_a_worker_has_lost_is_its_again_once_it_is_listed() -> None
 
 def test_what_a_probe_learns_of_a_worker_is_added_to_what_the_config_tells() -> None:
     registry, told = Registry(), replace(D, source=Source.STATIC, coordinates={"bootstrap_port": "9"})
-
-    def known() -> dict[str, str]:
-        view = registry.view(told.id)
-        assert view is not None
-        return view.worker.coordinates
-
     registry.add_static(told, 0.0)
     registry.probed(told.id, replace(told, coordinates={"engine_id": "e"}), None, 0.0)
-    assert known() == {"bootstrap_port": "9", "engine_id": "e"}
-    registry.probed(told.id, replace(told, coordinates={}), None, 0.0)
-    assert known() == {"bootstrap_port": "9"}
+    assert only(registry).worker.coordinates == {"bootstrap_port": "9", "engine_id": "e"}
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "kept"), [("a", {"bootstrap_port": "9", "engine_id": "e"}), ("b", {"bootstrap_port": "9"})]
+)
+def test_a_query_that_fails_costs_what_it_told_only_where_the_worker_has_begun_anew(
+    incarnation: str, kept: dict[str, str]
+) -> None:
+    registry = Registry()
+    told = replace(D, source=Source.STATIC, coordinates={"bootstrap_port": "9"}, incarnation="a")
+    registry.add_static(told, 0.0)
+    registry.probed(told.id, replace(told, coordinates={"engine_id": "e"}), None, 0.0)
+    registry.probed(told.id, replace(told, coordinates={}, incarnation=incarnation), None, 1.0)
+    assert only(registry).worker.coordinates == kept
 
 
 def test_a_late_probe_does_not_undo_what_a_ping_has_told() -> None:

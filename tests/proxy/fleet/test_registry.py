@@ -375,25 +375,16 @@ def test_a_model_that_a_worker_has_lost_is_its_again_once_it_is_listed() -> None
     assert only(registry).worker.models == ("m", "adapter")
 
 
-def test_what_a_probe_learns_of_a_worker_is_added_to_what_the_config_tells() -> None:
-    registry, told = Registry(), replace(D, source=Source.STATIC, coordinates={"bootstrap_port": "9"})
-    registry.add_static(told, 0.0)
-    registry.probed(told.id, replace(told, coordinates={"engine_id": "e"}), None, 0.0)
-    assert only(registry).worker.coordinates == {"bootstrap_port": "9", "engine_id": "e"}
-
-
-@pytest.mark.parametrize(
-    ("incarnation", "kept"), [("a", {"bootstrap_port": "9", "engine_id": "e"}), ("b", {"bootstrap_port": "9"})]
-)
-def test_a_query_that_fails_costs_what_it_told_only_where_the_worker_has_begun_anew(
-    incarnation: str, kept: dict[str, str]
-) -> None:
+@pytest.mark.parametrize("again", ["a", "b"], ids=["same", "begun_anew"])
+def test_what_a_probe_learns_is_added_to_the_configs_and_kept_by_the_same_process(again: str) -> None:
     registry = Registry()
     told = replace(D, source=Source.STATIC, coordinates={"bootstrap_port": "9"}, incarnation="a")
     registry.add_static(told, 0.0)
     registry.probed(told.id, replace(told, coordinates={"engine_id": "e"}), None, 0.0)
-    registry.probed(told.id, replace(told, coordinates={}, incarnation=incarnation), None, 1.0)
-    assert only(registry).worker.coordinates == kept
+    both = {"bootstrap_port": "9", "engine_id": "e"}
+    assert only(registry).worker.coordinates == both
+    registry.probed(told.id, replace(told, coordinates={}, incarnation=again), None, 1.0)  # the query has failed
+    assert only(registry).worker.coordinates == (both if again == "a" else {"bootstrap_port": "9"})
 
 
 def test_a_late_probe_does_not_undo_what_a_ping_has_told() -> None:

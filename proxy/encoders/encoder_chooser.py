@@ -18,7 +18,7 @@ from ..openai.request import Request
 from .choosing import Choices, Consumer, EncoderRules, ItemDecision, NamedEncoders, as_named, choose
 from .records import CACHE_TOKENS, ENCODER_CACHE_TOKENS, EmbeddingRecords
 
-TAKING = "vllm"  # the only engine whose requests may say what an encoder told
+NOT_TAKING = ("sglang", "trtllm")  # engines whose requests cannot say what an encoder told, as vLLM's can
 
 
 class EncoderTurn(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class EncoderChooser:
     def choose(self, turn: EncoderTurn) -> Choices | None:
         """None: the fleet has no encoder, or the worker that computes the prompt takes nothing of one."""
         media, consumer = turn.request.media, turn.consumer
-        if consumer.worker.engine != TAKING:
+        if consumer.worker.engine in NOT_TAKING:
             return None
         if turn.named is not None:
             return as_named(media, turn.named, self._rules.batch)

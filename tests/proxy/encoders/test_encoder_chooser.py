@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -76,3 +77,13 @@ def test_media_with_another_salt_have_another_name() -> None:
     """As caches that salts keep apart: behind a picker, all tenants come by one key."""
     names = [each.media[0].name for each in (seen(), seen(), seen(cache_salt="a"), seen(cache_salt="b"))]
     assert names[0] == names[1] and len(set(names)) == 3
+
+
+@pytest.mark.parametrize(
+    ("engine", "takes"), [("vllm", True), ("sim", True), ("", True), ("sglang", False), ("trtllm", False)]
+)
+def test_only_some_engines_take_what_an_encoder_tells(state: State, engine: str, takes: bool) -> None:
+    """`sim` is what an agent says of a simulated engine."""
+    made = turn(state)
+    view = replace(made.consumer, worker=dataclasses.replace(made.consumer.worker, engine=engine))
+    assert (state.encoders.choose(turn(state, consumer=view)) is not None) is takes

@@ -13,7 +13,11 @@ from .records import AtRate, CellRecord
 from .summary import Standing, compared, ratios, standings
 
 Found = Mapping[str, Mapping[str, CellRecord]]
-AGAINST = (Mode.SESSION_HASH.value, Mode.ALWAYS_LOCAL.value, ORACLE)
+AGAINST = (
+    *(mode.value for mode in (Mode.SESSION_HASH, Mode.ALWAYS_LOCAL, Mode.CONDITIONAL, Mode.SLACK, Mode.LEAST_TTFT)),
+    ORACLE,
+)
+"""Single modes that an operator may choose for all traces, and the forecast that nobody has."""
 
 
 def page(campaign: Campaign, parts: Sequence[str], found: Found, notes: Sequence[str] = ()) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from ppd.offline.goodput.modes import ORACLE
+from ppd.proxy.config import Mode
 
 from .cells import Cell
 from .records import CellRecord
@@ -65,19 +66,20 @@ def compared(
     for cell in cells:
         known = standings(found.get(cell.name, {}), question)
         own = next((one for one in known if one.mode == subject), None)
-        others = [
-            one
-            for one in known
-            if (one.mode not in (subject, ORACLE) if other is None else one.mode in _like(other, cell))
-        ]
+        if other is None:
+            others = [one for one in known if one.mode not in (subject, ORACLE)]
+        else:
+            others = [one for one in known if one.mode == other] or _in_place(known, other, cell)
         if others or (known and other is None):
             made.append(Comparison(cell, others[0] if others else None, own))
     return made
 
 
-def _like(mode: str, cell: Cell) -> tuple[str, ...]:
+def _in_place(known: Sequence[Standing], mode: str, cell: Cell) -> list[Standing]:
     """On replicas only, a rule for pairs is that of `replica`."""
-    return (mode,) if cell.topology.decodes or mode == ORACLE else (mode, "replica")
+    if cell.topology.decodes or mode == ORACLE:
+        return []
+    return [one for one in known if one.mode == Mode.REPLICA]
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ def with_gateway(spec: FleetSpec, config: ProxyConfig) -> FleetSpec:
 
 
 def show(fleet: LocalFleet) -> None:
-    width = max(len(member.name) for member in fleet.members) + 2
+    width = max(len("program"), *(len(member.name) for member in fleet.members)) + 2
     click.echo(f"{'program':<{width}}{'address':<18}log")
     for member in fleet.members:
         click.echo(f"{member.name:<{width}}{member.address:<18}{member.log}")

@@ -134,7 +134,7 @@ def static_workers(addresses: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 @asynccontextmanager
 async def proxy_before(
-    addresses: Iterable[tuple[str, str]], *, limit_s: float = 20, **settings: Any
+    addresses: Iterable[tuple[str, str]], *, limit_s: float = 60, **settings: Any
 ) -> AsyncIterator[tuple[Proxy, str, aiohttp.ClientSession]]:
     """As `running_proxy`, with static workers, which it has found healthy. addresses: as of `static_workers`."""
     workers = static_workers(addresses)

@@ -17,7 +17,8 @@ from ppd.servers.sim.api.reply import openai_error
 from ppd.servers.sim.core.errors import OrderedError
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
 from ppd.servers.sim.engine.engine import SimEngine
-from tests.e2e.failures.fleet import FaultFleet, Seen
+from tests.e2e.failures.fleet import LEG_S, FaultFleet, Seen
+from tests.support.clock import LeapingTime
 from tests.support.scripted_workers import stop_listening
 
 HANDOFF_MAX_AGE_S = ProxyConfig().handoff_max_age_s
@@ -77,6 +78,13 @@ class Strike:
         """Of the turn's newest leg of this kind, which need not be its newest leg."""
         legs = [leg for leg in self.field.newest().legs if leg.kind is self.case.leg]
         return legs[-1] if legs else None
+
+
+    def hanging(self) -> list[LegRecord]:
+        """The legs under way at this worker that it will not answer; one that is wedged answers what it need not pull."""
+        kinds = (self.case.leg,) if self.engine.faults.wedge else tuple(Leg)
+        legs = [leg for leg in self.field.newest().legs if leg.worker == self.name and leg.kind in kinds]
+        return [leg for leg in legs if leg.ended_s is None]
 
 
 Arm = Callable[[SimEngine], AbstractAsyncContextManager[None]]
@@ -203,6 +211,17 @@ async def is_found_dead(strike: Strike) -> None:
     strike.field.proxy.upstream.hang_up(strike.field.worker(strike.name))
 
 
+async def is_late(strike: Strike) -> None:
+    """The time of each leg that hangs there passes at once; all others have theirs, however slow the machine is."""
+    time = LeapingTime.of(asyncio.get_running_loop())
+    while not strike.asking.done():
+        legs = strike.hanging()
+        for _ in range(20):  # the leg's timer is begun by then, and what is under way has been seen
+            await asyncio.sleep(0.001)
+        if legs and strike.hanging() == legs:
+            time.leap(LEG_S + 0.1)
+
+
 async def revive(field: FaultFleet, name: str) -> None:
     """An engine that was killed is started again at its address, and a probe has seen that."""
     before = field.view(name).incarnation
@@ -272,7 +291,7 @@ def _connect() -> Iterator[tuple[_Where, Cause, Provocation]]:
     # The clock is read as P is asked, before D is sent the handoff, and after.
     yield (_D, _BOTH, Phase.CONNECT), Cause.STALE_HANDOFF, Provocation(well, leaps_s=(0.0, HANDOFF_MAX_AGE_S))
     yield where, Cause.REFUSED, Provocation(closed, is_death=True)
-    yield where, Cause.TIMEOUT, Provocation(deaf)
+    yield where, Cause.TIMEOUT, Provocation(deaf, begun, is_late)
     yield where, Cause.WORKER_GONE, Provocation(deaf, begun, is_found_dead, is_death=True)
     yield where, Cause.CLIENT_GONE, Provocation(deaf, begun, leaves)
 
@@ -281,8 +300,8 @@ def _sent() -> Iterator[tuple[_Where, Cause, Provocation]]:
     where, hung = (_EVERY, _BOTH, Phase.SENT), ordered(FaultKind.HANG)
     yield (_D, _BOTH, Phase.SENT), Cause.STALE_HANDOFF, Provocation(hung, leaps_s=(0.0, 0.0, 1.4 * HANDOFF_MAX_AGE_S))
     yield where, Cause.RESET, Provocation(ordered(FaultKind.RESET))
-    yield where, Cause.TIMEOUT, Provocation(hung)
-    yield (_D, _WHOLE, Phase.SENT), Cause.TIMEOUT, Provocation(wedged, variant="wedged")
+    yield where, Cause.TIMEOUT, Provocation(hung, asked, is_late)
+    yield (_D, _WHOLE, Phase.SENT), Cause.TIMEOUT, Provocation(wedged, asked, is_late, variant="wedged")
     yield where, Cause.MALFORMED, Provocation(raw(NOT_HTTP))
     yield where, Cause.WORKER_GONE, Provocation(hung, asked, is_found_dead, is_death=True)
     # An engine that was never told of the request has nothing to free.
@@ -293,8 +312,8 @@ def _sent() -> Iterator[tuple[_Where, Cause, Provocation]]:
 def _headers() -> Iterator[tuple[_Where, Cause, Provocation]]:
     where, hung = (_EVERY, _BOTH, Phase.HEADERS), ordered(FaultKind.HANG, FaultPhase.HEAD)
     yield where, Cause.RESET, Provocation(ordered(FaultKind.RESET, FaultPhase.HEAD))
-    yield where, Cause.TIMEOUT, Provocation(hung)
-    yield (_D, _STREAMED, Phase.HEADERS), Cause.TIMEOUT, Provocation(wedged, variant="wedged")
+    yield where, Cause.TIMEOUT, Provocation(hung, head, is_late)
+    yield (_D, _STREAMED, Phase.HEADERS), Cause.TIMEOUT, Provocation(wedged, head, is_late, variant="wedged")
     yield where, Cause.WORKER_GONE, Provocation(hung, head, is_found_dead, is_death=True)
     yield where, Cause.CLIENT_GONE, Provocation(hung, head, leaves)
     yield where, Cause.SERVER, Provocation(ordered(FaultKind.ERROR, status=500))
@@ -337,7 +356,7 @@ def _mid_stream() -> Iterator[tuple[_Where, Cause, Provocation]]:
     hung = ordered(FaultKind.HANG, FaultPhase.EVENTS, SOME_EVENTS)
     yield where, Cause.RESET, Provocation(ordered(FaultKind.RESET, FaultPhase.EVENTS, SOME_EVENTS))
     yield where, Cause.RESET, Provocation(ordered(FaultKind.CLOSE, FaultPhase.EVENTS, SOME_EVENTS), variant="closed")
-    yield where, Cause.TIMEOUT, Provocation(hung)
+    yield where, Cause.TIMEOUT, Provocation(hung, first_bytes, is_late)
     failing = ordered(FaultKind.ERROR, FaultPhase.EVENTS, SOME_EVENTS, status=500)
     yield where, Cause.ERROR_EVENT, Provocation(failing, own=json.dumps(openai_error(OrderedError(500))))
     odd = raw(_HEAD % b"text/event-stream" + b"\r\n" + ODD_STREAM.encode())
@@ -348,7 +367,7 @@ def _mid_stream() -> Iterator[tuple[_Where, Cause, Provocation]]:
 def _after() -> Iterator[tuple[_Where, Cause, Provocation]]:
     where, hung = (_ANSWERING, _STREAMED, Phase.AFTER), ordered(FaultKind.HANG, FaultPhase.END)
     yield where, Cause.RESET, Provocation(ordered(FaultKind.RESET, FaultPhase.END))
-    yield where, Cause.TIMEOUT, Provocation(hung)
+    yield where, Cause.TIMEOUT, Provocation(hung, done, is_late)
     yield where, Cause.WORKER_GONE, Provocation(hung, done, is_found_dead)
     yield where, Cause.CLIENT_GONE, Provocation(hung, done, leaves)
 

@@ -24,9 +24,11 @@ from tests.support.fleet import Fleet, has_work, start_engine
 from tests.support.proxy import ADMIN_KEY
 
 TIMEOUTS = ("connect_timeout_s", "prefill_timeout_s", "first_event_timeout_s", "answer_timeout_s", "idle_timeout_s")
-HASTY: dict[str, Any] = dict.fromkeys(TIMEOUTS, 0.6)  # for time-outs that a test waits for; any other could meet one
+LEG_S = 20.0  # for a leg; by then no handoff is too old yet
+PATIENT: dict[str, Any] = dict.fromkeys(TIMEOUTS, 120.0)  # longer than a test waits for anything
+HASTY: dict[str, Any] = dict.fromkeys(TIMEOUTS, 2.0)  # for tests that wait until one is over; any other could meet one
 SETTINGS: dict[str, Any] = {
-    **dict.fromkeys(TIMEOUTS, 20.0),
+    **dict.fromkeys(TIMEOUTS, LEG_S),
     "queue_timeout_s": 0.4,
     "probe_interval_s": 3600.0,  # tests say when a worker is found dead
     "retry_burst": 10_000,

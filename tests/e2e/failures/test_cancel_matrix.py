@@ -188,7 +188,7 @@ class Turn:
 
 async def soon(holds: Callable[[], bool]) -> None:
     """At the very moment, not some time after it."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0.0005)
 

@@ -244,7 +244,7 @@ async def check_handoff(draining: Draining) -> None:
     # What P has pinned without having been heard is nobody's to free: only its lease does.
     is_known = draining.is_whole or case.leg is not Leg.PREFILL or case.phase is Phase.CONNECT
     if is_known:
-        await field.until(lambda: field.pinned() == 0, 5)
+        await field.until(lambda: field.pinned() == 0)
     field.end_leases()
     assert field.pinned() == 0
     assert not any(sum(engine.counters.traps.values()) for engine in field.engines.values())

@@ -22,7 +22,7 @@ PHASES = ("p_computes", "p_answers", "d_computes", "answers")
 
 
 async def soon(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0.0005)
 
@@ -30,7 +30,7 @@ async def soon(holds: Callable[[], bool]) -> None:
 async def first_report(fleet: Fleet, envoy: ProxyClient) -> None:
     """The sidecar has reported, so it is waited for from now on."""
     assert (await Chat(envoy).say("Are you there?", max_tokens=2)).status == 200
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not any([await fleet.metric(f'ppd_turn_reports_total{{result="{each}"}}') for each in ("taken", "late")]):
             await asyncio.sleep(0.01)
 

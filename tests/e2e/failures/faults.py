@@ -79,9 +79,8 @@ class Strike:
         legs = [leg for leg in self.field.newest().legs if leg.kind is self.case.leg]
         return legs[-1] if legs else None
 
-
     def hanging(self) -> list[LegRecord]:
-        """The legs under way at this worker that it will not answer; one that is wedged answers what it need not pull."""
+        """The legs under way that this worker will not answer. One that is wedged answers what it need not pull."""
         kinds = (self.case.leg,) if self.engine.faults.wedge else tuple(Leg)
         legs = [leg for leg in self.field.newest().legs if leg.worker == self.name and leg.kind in kinds]
         return [leg for leg in legs if leg.ended_s is None]

@@ -164,7 +164,7 @@ async def _whole(proxy: Process, **body: Any) -> tuple[int, Any, Any]:
 
 
 async def test_idle_and_silent_connections_hold_nothing_up(engine: SimEngine) -> None:
-    async with started(engine.address, "--shutdown-timeout-s", "30") as proxy:
+    async with started(engine.address, "--shutdown-timeout-s", "120") as proxy:
         opened = [await asyncio.open_connection("127.0.0.1", proxy.port) for _ in range(3)]
         opened[1][1].write(b"GET /health HTTP/1.1\r\n")
         opened[2][1].write(b"GET /health HTTP/1.1\r\nHost: p\r\n\r\n")

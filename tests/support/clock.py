@@ -41,6 +41,12 @@ class LeapingTime:
     def leap(self, seconds: float) -> None:
         self._ahead_s += seconds
 
+    async def leap_over(self, seconds: float) -> None:
+        """As `leap`, and what is due by then and waits for nothing else has been done."""
+        self.leap(seconds)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
 
 class JumpingSelector(selectors.DefaultSelector):
     """Waits for nothing: the time that it is asked to wait has passed."""

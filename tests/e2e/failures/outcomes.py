@@ -325,7 +325,8 @@ def check_health(out: Outcome) -> None:
         expected = {(prefill, struck): effect for prefill in prefills}
     elif effect is not HealthEffect.UNTOUCHED:
         expected = {struck: effect}
-    assert held_against(out.field) == expected
+    found = held_against(out.field)
+    assert found == expected, (found, out.legs)
 
 
 # -- what is believed of the session

@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from ppd.proxy.config import Mode
 from ppd.proxy.failures import ClientGets, Leg, ResidencyEffect
+from ppd.proxy.health import worker_health
 from tests.e2e.failures.faults import (
     DRAINED,
     EVERY_CASE,
@@ -52,6 +53,7 @@ class Fields:
         if names not in self._fields:
             mode = Mode.REPLICA if names.startswith("R") else Mode.ALWAYS_SPLIT
             self._fields[names] = await self._stack.enter_async_context(FaultFleet.of(names, mode=mode))
+            await self._fields[names].settle()
         return self._fields[names]
 
     def talk(self) -> Talk:
@@ -71,6 +73,12 @@ async def returning() -> AsyncIterator[Fields]:
     """Fleets whose workers return: at which the proxy forgets, sooner or later, what it held against them."""
     async with AsyncExitStack() as stack:
         yield Fields(stack)
+
+
+@pytest.fixture(autouse=True)
+def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is held against a worker is looked at before it is over, on a busy machine too."""
+    monkeypatch.setattr(worker_health, "OVERLOAD_S", 60.0)
 
 
 async def test_every_failure_is_provoked_or_says_why_it_cannot_be() -> None:

@@ -17,6 +17,7 @@ import pytest_asyncio
 from ppd.proxy.connectors import CONNECTORS
 from ppd.proxy.connectors.leg import LegOrder
 from ppd.proxy.failures import Cause, ClientGets, Leg, Phase
+from ppd.proxy.health import worker_health
 from tests.e2e.failures.faults import PROVOCATIONS, Case, Provocation
 from tests.e2e.failures.outcomes import (
     GETS,
@@ -65,6 +66,12 @@ def tries() -> list[Any]:
 async def fleets() -> AsyncIterator[ConnectorFleets]:
     async with AsyncExitStack() as stack:
         yield ConnectorFleets(stack, told=STICKY)
+
+
+@pytest.fixture(autouse=True)
+def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is held against a worker is looked at before it is over, on a busy machine too."""
+    monkeypatch.setattr(worker_health, "OVERLOAD_S", 60.0)
 
 
 @pytest.mark.parametrize(("connector", "case", "provocation"), tries())

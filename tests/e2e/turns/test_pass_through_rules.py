@@ -74,6 +74,7 @@ async def odd(fleet: Any, role: str = "R", **answers: Any) -> AsyncIterator[Odd]
         prober = fleet.proxy.prober
         prober.nudge()  # while somebody is new it looks every second; from now on, at its own interval
         await fleet.until(lambda: not prober._nudged.is_set() and not prober._probing)
+        await fleet.settle()
         for name, value in answers.items():
             setattr(it, name, value)
         yield it

@@ -124,7 +124,7 @@ async def test_clients_that_leave_open_nothing(start_fleet: Any) -> None:
 
 
 async def test_half_open_lets_one_through_and_its_failure_doubles_the_time(start_fleet: Any) -> None:
-    async with start_fleet("R1 R2", engine={"time_scale": 0.1}, breaker_open_s=1.0, **REPLICA) as fleet:
+    async with start_fleet("R1 R2", engine={"time_scale": 0.1}, breaker_open_s=3.0, **REPLICA) as fleet:
         bad = fleet.engines["R1"]
         bad.faults = Faults(refuse=1000, refuse_status=500)
         await at_once(12, lambda n: fleet.conversation().say(f"{n} {LONG}"))
@@ -133,8 +133,8 @@ async def test_half_open_lets_one_through_and_its_failure_doubles_the_time(start
         turns = await at_once(16, lambda n: fleet.conversation().say(f"more {n} {LONG}"))
         assert {turn.status for turn in turns} == {200}
         assert len(bad.received) == before + 1
-        assert states(fleet, in_s=1.0) == {"R1": "open"}, "for longer than the first time"
-        assert states(fleet, in_s=2.0) == {"R1": "half_open"}
+        assert states(fleet, in_s=3.0) == {"R1": "open"}, "for longer than the first time"
+        assert states(fleet, in_s=6.0) == {"R1": "half_open"}
 
 
 async def test_a_probe_that_succeeds_brings_the_worker_back(start_fleet: Any) -> None:

@@ -20,8 +20,8 @@ from ppd.servers.sim.engine.engine import SimEngine
 from tests.support.fleet import start_engine, static_workers
 from tests.support.serve_program import serving, until
 
-LEASE_S = 0.6
-AGE_S = 0.4
+LEASE_S = 2.4
+AGE_S = 1.6
 LONG = "A message of some length, so that there are blocks to move. " * 20
 QUICK: dict[str, Any] = {"mode": "always_split", "handoff_max_age_s": AGE_S}
 

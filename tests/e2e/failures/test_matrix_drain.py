@@ -15,6 +15,7 @@ from benchmarks.network.fault_link import FaultLink, Way
 from ppd.proxy.config import Mode
 from ppd.proxy.failures import ClientGets, HandoffEffect, HealthEffect, Leg, OtherLeg, Phase, ResidencyEffect
 from ppd.proxy.policy import Route
+from ppd.proxy.routing import handoff_release
 from ppd.proxy.upstream import call
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
 from tests.e2e.failures.faults import DRAINED, Case, Strike, done, first_bytes, head
@@ -252,8 +253,9 @@ async def check_handoff(draining: Draining) -> None:
 
 @pytest.fixture(autouse=True)
 def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream that is over stays at its end for long enough to be caught there on a busy machine."""
+    """On a busy machine too, a stream that is over is caught at its end, and another D is reached for what P keeps."""
     monkeypatch.setattr(call, "END_S", 4.0)
+    monkeypatch.setattr(handoff_release, "REACHED_S", 10.0)
 
 
 TOGETHER = [tuple(cases) for _, cases in groupby(DRAINED, lambda case: (case.leg, case.phase))]

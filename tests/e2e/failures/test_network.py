@@ -14,7 +14,7 @@ from ppd.proxy.config import Mode
 from tests.support.fleet import has_work
 
 LONG = "A message of some length, so that there are blocks to move. " * 20
-HASTY = {"connect_timeout_s": 0.3, "prefill_timeout_s": 0.5, "first_event_timeout_s": 0.5, "idle_timeout_s": 0.5}
+HASTY = {"connect_timeout_s": 1.0, "prefill_timeout_s": 2.0, "first_event_timeout_s": 2.0, "idle_timeout_s": 2.0}
 # Answers that are not streamed wait for answer_timeout_s, whatever the network does.
 STREAMED = {"stream": True, "temperature": 0, "model": "sim"}
 

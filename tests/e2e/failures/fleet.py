@@ -29,7 +29,7 @@ PATIENT: dict[str, Any] = dict.fromkeys(TIMEOUTS, 120.0)  # longer than a test w
 HASTY: dict[str, Any] = dict.fromkeys(TIMEOUTS, 2.0)  # for tests that wait until one is over; any other could meet one
 SETTINGS: dict[str, Any] = {
     **dict.fromkeys(TIMEOUTS, LEG_S),
-    "queue_timeout_s": 0.4,
+    "queue_timeout_s": 1.0,
     "probe_interval_s": 3600.0,  # tests say when a worker is found dead
     "retry_burst": 10_000,
     "breaker_failures": 2,

@@ -19,6 +19,7 @@ from ppd.proxy.config import Mode, ProxyConfig
 from ppd.proxy.downstream.serve import listen, serve
 from ppd.proxy.settings import Settings
 from ppd.servers.sim.engine.engine import SimEngine
+from tests.support.clock import LeapingTime
 from tests.support.credentials import Authority
 from tests.support.fleet import start_engine
 from tests.support.proxy import DEFAULTS
@@ -51,7 +52,7 @@ async def engine() -> AsyncIterator[SimEngine]:
 
 
 async def test_the_port_stays_open_until_load_balancers_have_noticed(engine: SimEngine) -> None:
-    async with stoppable(drain_delay_s=0.6, workers=(f"R={engine.address}",)) as (port, stop, serving):
+    async with stoppable(drain_delay_s=30.0, workers=(f"R={engine.address}",)) as (port, stop, serving):
         url = f"http://127.0.0.1:{port}"
         async with aiohttp.ClientSession() as session, asyncio.timeout(60):
             while await ready(session, url) != 200:
@@ -62,6 +63,7 @@ async def test_the_port_stays_open_until_load_balancers_have_noticed(engine: Sim
             async with aiohttp.ClientSession() as late, late.post(f"{url}/v1/chat/completions", json=BODY) as response:
                 assert response.status == 200  # over a new connection
             assert not serving.done()
+            LeapingTime.of(asyncio.get_running_loop()).leap(31.0)
             await serving
             with pytest.raises(aiohttp.ClientConnectorError):
                 await ready(session, url)

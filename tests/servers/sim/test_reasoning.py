@@ -154,6 +154,8 @@ async def test_reasoning_is_a_function_of_the_kv(lab: Any, engine: Any) -> None:
 
 
 async def test_openai_reads_a_reasoning_item_before_the_message(client: openai.AsyncOpenAI) -> None:
+    from openai.types.responses import ResponseCompletedEvent
+
     whole = await client.responses.create(model="m", input="hi there")
     reasoning, message = whole.output
     assert reasoning.type == "reasoning" and message.type == "message"
@@ -166,7 +168,7 @@ async def test_openai_reads_a_reasoning_item_before_the_message(client: openai.A
     thought = "".join(event.delta for event in events if event.type == "response.reasoning_text.delta")
     assert [part.text for part in reasoning.content or ()] == [thought]
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
-    assert type(events[-1]).__name__ == "ResponseCompletedEvent"
+    assert isinstance(events[-1], ResponseCompletedEvent)
     assert [item.type for item in events[-1].response.output] == ["reasoning", "message"]
 
 

@@ -17,8 +17,7 @@ from ppd.servers.sim.api.reply import openai_error
 from ppd.servers.sim.core.errors import OrderedError
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
 from ppd.servers.sim.engine.engine import SimEngine
-from tests.e2e.failures.fleet import LEG_S, FaultFleet, Seen
-from tests.support.clock import LeapingTime
+from tests.e2e.failures.fleet import FaultFleet, Seen
 from tests.support.scripted_workers import stop_listening
 
 HANDOFF_MAX_AGE_S = ProxyConfig().handoff_max_age_s
@@ -70,20 +69,11 @@ class Strike:
         """The leg is begun."""
         return self.record is not None and self.record.ended_s is None
 
-    def has_head(self) -> bool:
-        return self.is_at_work() and self.record is not None and self.record.status is not None
-
     @property
     def record(self) -> LegRecord | None:
         """Of the turn's newest leg of this kind, which need not be its newest leg."""
         legs = [leg for leg in self.field.newest().legs if leg.kind is self.case.leg]
         return legs[-1] if legs else None
-
-    def hanging(self) -> list[LegRecord]:
-        """The legs under way that this worker will not answer. One that is wedged answers what it need not pull."""
-        kinds = (self.case.leg,) if self.engine.faults.wedge else tuple(Leg)
-        legs = [leg for leg in self.field.newest().legs if leg.worker == self.name and leg.kind in kinds]
-        return [leg for leg in legs if leg.ended_s is None]
 
 
 Arm = Callable[[SimEngine], AbstractAsyncContextManager[None]]
@@ -205,20 +195,12 @@ async def leaves(strike: Strike) -> None:
     await asyncio.wait({strike.asking})
 
 
-async def is_found_dead(strike: Strike) -> None:
-    """As the prober finds out."""
+async def is_found_dead(strike: Strike) -> None:  # as the prober finds out
     strike.field.proxy.upstream.hang_up(strike.field.worker(strike.name))
 
 
 async def is_late(strike: Strike) -> None:
-    """The time of each leg that hangs there passes at once; all others have theirs, however slow the machine is."""
-    time = LeapingTime.of(asyncio.get_running_loop())
-    while not strike.asking.done():
-        legs = strike.hanging()
-        for _ in range(20):  # the leg's timer is begun by then, and what is under way has been seen
-            await asyncio.sleep(0.001)
-        if legs and strike.hanging() == legs:
-            time.leap(LEG_S + 0.1)
+    await strike.field.outlast(strike.asking, strike.name, strike.case.leg)
 
 
 async def revive(field: FaultFleet, name: str) -> None:
@@ -238,7 +220,7 @@ def asked(strike: Strike) -> bool:
 
 
 def head(strike: Strike) -> bool:
-    return strike.has_head()
+    return strike.is_at_work() and strike.record is not None and strike.record.status is not None
 
 
 def announced(strike: Strike) -> bool:

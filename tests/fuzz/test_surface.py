@@ -39,7 +39,7 @@ def target(start_target: Callable[..., Target]) -> Target:
 schema = schemathesis.openapi.from_dict(described())
 
 
-@schema.parametrize()
+@schema.parametrize()  # type: ignore[untyped-decorator]
 @settings(max_examples=8, deadline=None, suppress_health_check=[*HealthCheck])
 def test_every_answer_is_one_that_is_published(case: schemathesis.Case[Any], target: Target) -> None:
     answer = case.call_and_validate(
@@ -49,7 +49,7 @@ def test_every_answer_is_one_that_is_published(case: schemathesis.Case[Any], tar
     target.alarms.check()
 
 
-@schema.include(path_regex="^/admin").parametrize()
+@schema.include(path_regex="^/admin").parametrize()  # type: ignore[untyped-decorator]
 @settings(max_examples=2, deadline=None, suppress_health_check=[*HealthCheck])
 def test_nothing_under_admin_is_told_without_the_key(case: schemathesis.Case[Any], target: Target) -> None:
     case.headers.pop("X-Admin-Key", None)

@@ -223,7 +223,7 @@ async def test_a_watched_file_is_read_again_when_it_changes(tmp_path: Path) -> N
         ("w_tpot = 22\n", True, 22.0),
     ):
         file.write_text(text)
-        assert await asyncio.wait_for(said.get(), 20) is taken
+        assert await asyncio.wait_for(said.get(), 60) is taken
         assert held.config.w_tpot == w_tpot
     watching.cancel()
 

@@ -96,7 +96,7 @@ class Lab:
         return self.caches.held(D.id, HISTORY)
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not holds():
                 await asyncio.sleep(0.005)
 

@@ -126,7 +126,7 @@ class Site:
         limits.transport.write(b"HTTP/2 " + data)
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(60):
             while not holds():
                 await asyncio.sleep(0.002)
 
@@ -217,7 +217,7 @@ async def _watch(site: Site) -> None:
 async def connected(site: Site) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     reader, writer = await asyncio.open_connection("127.0.0.1", site.port, limit=2**26)
     try:
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(60):
             yield reader, writer
     finally:
         writer.transport.abort()

@@ -21,6 +21,33 @@ class FakeClock:
         self.now_s += seconds
 
 
+class LeapingTime:
+    """The time of an event loop, in which all that waits may have waited for long enough at once."""
+
+    def __init__(self, real: Callable[[], float]) -> None:
+        self._real = real
+        self._ahead_s = 0.0
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> LeapingTime:
+        if not isinstance(loop.time, cls):
+            loop.time = cls(loop.time)  # type: ignore[method-assign]
+        assert isinstance(loop.time, cls)
+        return loop.time
+
+    def __call__(self) -> float:
+        return self._real() + self._ahead_s
+
+    def leap(self, seconds: float) -> None:
+        self._ahead_s += seconds
+
+    async def leap_over(self, seconds: float) -> None:
+        """As `leap`, and what is due by then and waits for nothing else has been done."""
+        self.leap(seconds)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
 class JumpingSelector(selectors.DefaultSelector):
     """Waits for nothing: the time that it is asked to wait has passed."""
 

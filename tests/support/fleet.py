@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -18,6 +19,7 @@ from ppd.proxy.fleet.worker import Role, WorkerId
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.engine.engine import SimEngine
 from ppd.servers.sim.launch import running_engine
+from tests.support.clock import LeapingTime
 from tests.support.proxy import ProxyClient, running_proxy
 
 
@@ -83,6 +85,10 @@ class Fleet(ProxyClient):
         assert status == 201
         await self.until(lambda: self._state_at(address) == "up")
 
+    async def settle(self) -> None:
+        """The proxy has noted who came, which it does each second: from then on they answer for what they do."""
+        await LeapingTime.of(asyncio.get_running_loop()).leap_over(1.1)
+
     async def kill(self, name: str) -> None:
         await self._lives[name].aclose()
 
@@ -134,7 +140,7 @@ def static_workers(addresses: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 @asynccontextmanager
 async def proxy_before(
-    addresses: Iterable[tuple[str, str]], *, limit_s: float = 20, **settings: Any
+    addresses: Iterable[tuple[str, str]], *, limit_s: float = 60, **settings: Any
 ) -> AsyncIterator[tuple[Proxy, str, aiohttp.ClientSession]]:
     """As `running_proxy`, with static workers, which it has found healthy. addresses: as of `static_workers`."""
     workers = static_workers(addresses)

@@ -95,7 +95,7 @@ class ProxyGroup:
         channels._by_peer.clear()
         await self.stop(index)
 
-    async def until(self, holds: Callable[[], bool], limit_s: float = 20) -> None:
+    async def until(self, holds: Callable[[], bool], limit_s: float = 60) -> None:
         async with asyncio.timeout(limit_s):
             while not holds():
                 await asyncio.sleep(0.005)

@@ -111,7 +111,7 @@ class ProxyClient:
         """Every known worker's state by its name."""
         return {view.name: view.state for view in self.proxy.state.registry.views()}
 
-    async def until(self, holds: Callable[[], bool], limit_s: float = 20) -> None:
+    async def until(self, holds: Callable[[], bool], limit_s: float = 60) -> None:
         """Waits for something that another task brings about."""
         async with asyncio.timeout(limit_s):
             while not holds():

@@ -75,7 +75,7 @@ async def running(folder: Path, port: int, processes: int, *argv: str) -> AsyncI
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
             program = Program(process, f"http://127.0.0.1:{port}", session)
             await until(lambda: processes == 1 or len(program.children()) == processes)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not await program.is_ready():
                     await asyncio.sleep(0.05)
             yield program
@@ -86,6 +86,6 @@ async def running(folder: Path, port: int, processes: int, *argv: str) -> AsyncI
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0.01)

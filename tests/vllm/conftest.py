@@ -87,7 +87,7 @@ class StreamClient(ProxyClient):
         """To look into while it grows: hand it to `stream`."""
         return Streamed()
 
-    async def eventually(self, holds: Callable[[], Awaitable[bool]], limit_s: float = 30.0) -> None:
+    async def eventually(self, holds: Callable[[], Awaitable[bool]], limit_s: float = 60.0) -> None:
         """Waits for something that has to be asked for."""
         async with asyncio.timeout(limit_s):
             while not await holds():

@@ -97,7 +97,7 @@ async def linked(conditions: Conditions | None = None) -> AsyncIterator[tuple[Fa
     far = Far()
     server = await asyncio.start_server(far.serve, "127.0.0.1", 0)
     far.port = server.sockets[0].getsockname()[1]
-    async with asyncio.timeout(20), server, FaultLink("127.0.0.1", far.port, conditions=conditions) as link:
+    async with asyncio.timeout(60), server, FaultLink("127.0.0.1", far.port, conditions=conditions) as link:
         yield link, far
 
 

@@ -33,7 +33,7 @@ class Served:
         """The next one that is no look at the readiness."""
         assert self.process.stdout is not None
         while True:
-            text = await asyncio.wait_for(self.process.stdout.readline(), 20)
+            text = await asyncio.wait_for(self.process.stdout.readline(), 60)
             assert PROMPT.encode() not in text and KEY.encode() not in text
             line: dict[str, Any] = json.loads(text)
             if line.get("path") != "/ready":
@@ -46,7 +46,7 @@ class Served:
     async def raw(self, data: bytes) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(data)
-        answer = await asyncio.wait_for(reader.read(1000), 20)
+        answer = await asyncio.wait_for(reader.read(1000), 60)
         writer.close()
         return answer
 
@@ -69,7 +69,7 @@ async def serving(folder: Path, plane: str, worker: str) -> AsyncIterator[Served
                     await asyncio.sleep(0.05)
             yield served
         process.terminate()
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
     finally:
         if process.returncode is None:
             process.kill()

@@ -69,7 +69,7 @@ async def sent(port: int, *parts: bytes, pause_s: float = 0.0, tls: ssl.SSLConte
                 break
             writer.write(part)
             await asyncio.sleep(pause_s)
-        return await asyncio.wait_for(answering, 20)
+        return await asyncio.wait_for(answering, 60)
 
 
 @asynccontextmanager
@@ -182,7 +182,7 @@ async def test_an_idle_connection_is_closed_and_its_task_ends() -> None:
     async with running_proxy(idle_connection_s=0.2) as (proxy, url, _session):
         got = await sent(port_of(url), HEAD + b"\r\n")
         assert got.startswith(b"HTTP/1.1 200") and b"408" not in got
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while b"\nppd_connections 0.0\n" not in generate_latest(proxy.state.metrics.registry):
                 await asyncio.sleep(0.01)
 
@@ -219,7 +219,7 @@ async def test_connections_above_the_limit_are_turned_away(
                 assert answer.status == 503 and answer.header(b"Retry-After") == b"1"
                 assert json.loads(answer.body)["error"]["type"] == "overloaded_error"
             assert b"\nppd_connections_refused_total 3.0\n" in generate_latest(proxy.state.metrics.registry)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not (await sent(port, HEAD + b"Connection: close\r\n\r\n", tls=tls)).startswith(b"HTTP/1.1 200"):
                 await asyncio.sleep(0.01)
 
@@ -231,12 +231,13 @@ async def test_the_longest_idle_connection_makes_room_for_another(
     """Clients that say nothing, or nothing more, take nobody's place; nor does one that begins no handshake."""
     tls = trusting(authority) if is_tls else None
     files = tls_files if is_tls else {}
-    async with running_proxy(connections_per_address=3, tls=tls, **files) as (proxy, url, _session):
+    limits = {"connections_per_address": 3, "head_timeout_s": 120.0}
+    async with running_proxy(tls=tls, **limits, **files) as (proxy, url, _session):
         port = port_of(url)
         async with connected(port, tls) as (reader, busy), connected(port) as (mute, _):
             busy.write(UPLOAD)
             assert (await reader.readline()).startswith(b"HTTP/1.1 100")
-            async with contextlib.AsyncExitStack() as stack, asyncio.timeout(8):
+            async with contextlib.AsyncExitStack() as stack, asyncio.timeout(60):
                 for _ in range(4):
                     assert (await sent(port, HEAD + b"Connection: close\r\n\r\n", tls=tls)).startswith(b"HTTP/1.1 200")
                     idle, writer = await stack.enter_async_context(connected(port, tls))
@@ -261,7 +262,7 @@ async def test_idle_clients_leave_files_for_the_turns_of_those_at_work(tmp_path:
         port = await stack.enter_async_context(own_process(tmp_path / "log", *flags, open_files=256))
         early = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
         session = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
-        await stack.enter_async_context(asyncio.timeout(30))
+        await stack.enter_async_context(asyncio.timeout(60))
         async with early.get("/health") as response:  # its connection stays, until it is evicted
             await response.read()
         clients = await asyncio.to_thread(burst, port, 300)
@@ -302,12 +303,12 @@ async def test_no_key_and_no_prompt_is_logged_at_debug(
         assert await sent(port, HEAD + b"\r\n") == b""  # a failed handshake, which our own code logs at DEBUG
         client = await stack.enter_async_context(http2(port, trusting(authority)))
         headers = [("authorization", f"Bearer {key}"), ("x-api-key", key), ("content-type", "application/json")]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await client.ended(client.open("GET", "/ready"))).status != 200:
                 await asyncio.sleep(0.01)
         stream = client.open("POST", "/v1/chat/completions", *headers, is_whole=False)
         client.upload(stream, body, is_last=True)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert (await client.ended(stream)).status == 200
     log = (tmp_path / "log").read_text()
     assert " DEBUG ppd." in log
@@ -328,7 +329,7 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
 
 async def test_who_expects_100_gets_it_before_the_body_goes() -> None:
     async with running_proxy() as (_, url, _session):
-        async with connected(port_of(url)) as (reader, writer), asyncio.timeout(20):
+        async with connected(port_of(url)) as (reader, writer), asyncio.timeout(60):
             head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: p\r\n" + JSON + b"Content-Length: 2\r\n"
             writer.write(head + b"Expect: 100-continue\r\n\r\n")
             assert (await reader.readline()).startswith(b"HTTP/1.1 100")
@@ -343,12 +344,11 @@ async def test_a_client_that_leaves_is_noticed_also_with_a_request_held_back(sta
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: p\r\n" + JSON + b"Content-Length: %d\r\n\r\n" % len(data) + data
     )
     # So slow that no write to the client tells that it is gone.
-    async with start_fleet("R1", engine={"time_scale": 400.0}) as fleet:
+    async with start_fleet("R1", engine={"time_scale": 10_000.0}) as fleet:
         async with connected(port_of(fleet.base_url)) as (_, writer):
             writer.write(chat + HEAD + b"\r\n")
             await fleet.until(lambda: not fleet.idle())
-        async with asyncio.timeout(2):
-            await fleet.until(fleet.idle)
+        await fleet.until(fleet.idle)
 
 
 async def test_answers_do_not_wait_for_the_clients_acknowledgement() -> None:

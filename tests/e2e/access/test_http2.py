@@ -31,7 +31,7 @@ async def test_a_large_head_on_http2_is_refused(authority: Authority, tls_files:
         url,
         _s,
     ):
-        async with http2(port_of(url), trusting(authority)) as client, asyncio.timeout(20):
+        async with http2(port_of(url), trusting(authority)) as client, asyncio.timeout(60):
             large = client.open("GET", "/health", ("x", "y" * 5000))
             many = client.open("GET", "/health", *[("x", "y")] * 20)
             fine = client.open("GET", "/health")
@@ -44,7 +44,7 @@ async def test_an_early_answer_on_http2_breaks_no_other_stream(
     authority: Authority, tls_files: dict[str, str], path: str, headers: int, status: int
 ) -> None:
     async with running_proxy(tls=trusting(authority), header_limit=10, **tls_files) as (_, url, _session):
-        async with http2(port_of(url), trusting(authority)) as client, asyncio.timeout(20):
+        async with http2(port_of(url), trusting(authority)) as client, asyncio.timeout(60):
             uploading = client.open("POST", path, *[("x", "y")] * headers, is_whole=False)
             while not client.streams[uploading].status:
                 await client.read()

@@ -44,7 +44,7 @@ async def head_only(fleet: Any, head: str) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", int(fleet.base_url.rpartition(":")[2]))
     try:
         writer.write(f"POST {head}\r\nHost: x\r\nContent-Length: 1000\r\n\r\n".encode())
-        return await asyncio.wait_for(reader.readline(), 20)
+        return await asyncio.wait_for(reader.readline(), 60)
     finally:
         writer.close()
         with suppress(ConnectionError):

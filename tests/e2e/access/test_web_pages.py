@@ -88,7 +88,7 @@ async def test_http2_answers_pages_too(tmp_path: Path) -> None:
     tls = ssl.create_default_context(cafile=authority.ca)
     files = {"tls_cert_file": own.cert, "tls_key_file": own.key}
     async with running_proxy(tls=tls, cors_allow_origins=(PAGE,), **files) as (_, url, _session):
-        async with http2(int(url.rpartition(":")[2]), tls) as client, asyncio.timeout(20):
+        async with http2(int(url.rpartition(":")[2]), tls) as client, asyncio.timeout(60):
             asked = [(name.lower(), value) for name, value in PREFLIGHT.items()]
             preflight = await client.ended(client.open("OPTIONS", "/v1/chat/completions", *asked))
             refused = await client.ended(client.open("GET", "/v1/nothing", ("origin", PAGE)))

@@ -69,9 +69,6 @@ class Strike:
         """The leg is begun."""
         return self.record is not None and self.record.ended_s is None
 
-    def has_head(self) -> bool:
-        return self.is_at_work() and self.record is not None and self.record.status is not None
-
     @property
     def record(self) -> LegRecord | None:
         """Of the turn's newest leg of this kind, which need not be its newest leg."""
@@ -198,9 +195,12 @@ async def leaves(strike: Strike) -> None:
     await asyncio.wait({strike.asking})
 
 
-async def is_found_dead(strike: Strike) -> None:
-    """As the prober finds out."""
+async def is_found_dead(strike: Strike) -> None:  # as the prober finds out
     strike.field.proxy.upstream.hang_up(strike.field.worker(strike.name))
+
+
+async def is_late(strike: Strike) -> None:
+    await strike.field.outlast(strike.asking, strike.name, strike.case.leg)
 
 
 async def revive(field: FaultFleet, name: str) -> None:
@@ -220,7 +220,7 @@ def asked(strike: Strike) -> bool:
 
 
 def head(strike: Strike) -> bool:
-    return strike.has_head()
+    return strike.is_at_work() and strike.record is not None and strike.record.status is not None
 
 
 def announced(strike: Strike) -> bool:
@@ -272,7 +272,7 @@ def _connect() -> Iterator[tuple[_Where, Cause, Provocation]]:
     # The clock is read as P is asked, before D is sent the handoff, and after.
     yield (_D, _BOTH, Phase.CONNECT), Cause.STALE_HANDOFF, Provocation(well, leaps_s=(0.0, HANDOFF_MAX_AGE_S))
     yield where, Cause.REFUSED, Provocation(closed, is_death=True)
-    yield where, Cause.TIMEOUT, Provocation(deaf)
+    yield where, Cause.TIMEOUT, Provocation(deaf, begun, is_late)
     yield where, Cause.WORKER_GONE, Provocation(deaf, begun, is_found_dead, is_death=True)
     yield where, Cause.CLIENT_GONE, Provocation(deaf, begun, leaves)
 
@@ -281,8 +281,8 @@ def _sent() -> Iterator[tuple[_Where, Cause, Provocation]]:
     where, hung = (_EVERY, _BOTH, Phase.SENT), ordered(FaultKind.HANG)
     yield (_D, _BOTH, Phase.SENT), Cause.STALE_HANDOFF, Provocation(hung, leaps_s=(0.0, 0.0, 1.4 * HANDOFF_MAX_AGE_S))
     yield where, Cause.RESET, Provocation(ordered(FaultKind.RESET))
-    yield where, Cause.TIMEOUT, Provocation(hung)
-    yield (_D, _WHOLE, Phase.SENT), Cause.TIMEOUT, Provocation(wedged, variant="wedged")
+    yield where, Cause.TIMEOUT, Provocation(hung, asked, is_late)
+    yield (_D, _WHOLE, Phase.SENT), Cause.TIMEOUT, Provocation(wedged, asked, is_late, variant="wedged")
     yield where, Cause.MALFORMED, Provocation(raw(NOT_HTTP))
     yield where, Cause.WORKER_GONE, Provocation(hung, asked, is_found_dead, is_death=True)
     # An engine that was never told of the request has nothing to free.
@@ -293,8 +293,8 @@ def _sent() -> Iterator[tuple[_Where, Cause, Provocation]]:
 def _headers() -> Iterator[tuple[_Where, Cause, Provocation]]:
     where, hung = (_EVERY, _BOTH, Phase.HEADERS), ordered(FaultKind.HANG, FaultPhase.HEAD)
     yield where, Cause.RESET, Provocation(ordered(FaultKind.RESET, FaultPhase.HEAD))
-    yield where, Cause.TIMEOUT, Provocation(hung)
-    yield (_D, _STREAMED, Phase.HEADERS), Cause.TIMEOUT, Provocation(wedged, variant="wedged")
+    yield where, Cause.TIMEOUT, Provocation(hung, head, is_late)
+    yield (_D, _STREAMED, Phase.HEADERS), Cause.TIMEOUT, Provocation(wedged, head, is_late, variant="wedged")
     yield where, Cause.WORKER_GONE, Provocation(hung, head, is_found_dead, is_death=True)
     yield where, Cause.CLIENT_GONE, Provocation(hung, head, leaves)
     yield where, Cause.SERVER, Provocation(ordered(FaultKind.ERROR, status=500))
@@ -337,7 +337,7 @@ def _mid_stream() -> Iterator[tuple[_Where, Cause, Provocation]]:
     hung = ordered(FaultKind.HANG, FaultPhase.EVENTS, SOME_EVENTS)
     yield where, Cause.RESET, Provocation(ordered(FaultKind.RESET, FaultPhase.EVENTS, SOME_EVENTS))
     yield where, Cause.RESET, Provocation(ordered(FaultKind.CLOSE, FaultPhase.EVENTS, SOME_EVENTS), variant="closed")
-    yield where, Cause.TIMEOUT, Provocation(hung)
+    yield where, Cause.TIMEOUT, Provocation(hung, first_bytes, is_late)
     failing = ordered(FaultKind.ERROR, FaultPhase.EVENTS, SOME_EVENTS, status=500)
     yield where, Cause.ERROR_EVENT, Provocation(failing, own=json.dumps(openai_error(OrderedError(500))))
     odd = raw(_HEAD % b"text/event-stream" + b"\r\n" + ODD_STREAM.encode())
@@ -348,7 +348,7 @@ def _mid_stream() -> Iterator[tuple[_Where, Cause, Provocation]]:
 def _after() -> Iterator[tuple[_Where, Cause, Provocation]]:
     where, hung = (_ANSWERING, _STREAMED, Phase.AFTER), ordered(FaultKind.HANG, FaultPhase.END)
     yield where, Cause.RESET, Provocation(ordered(FaultKind.RESET, FaultPhase.END))
-    yield where, Cause.TIMEOUT, Provocation(hung)
+    yield where, Cause.TIMEOUT, Provocation(hung, done, is_late)
     yield where, Cause.WORKER_GONE, Provocation(hung, done, is_found_dead)
     yield where, Cause.CLIENT_GONE, Provocation(hung, done, leaves)
 

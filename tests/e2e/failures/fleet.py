@@ -13,22 +13,26 @@ from typing import Any, ClassVar, Self
 import aiohttp
 
 from ppd.proxy.config import Mode
+from ppd.proxy.failures import Leg
 from ppd.proxy.fleet.booking import LEASE_S
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.policy import Route
-from ppd.proxy.telemetry.receipts import Receipt
+from ppd.proxy.telemetry.receipts import LegRecord, Receipt
 from ppd.servers.sim.core.fault_orders import Faults
 from ppd.servers.sim.core.sequence import SequenceState
 from ppd.servers.sim.engine.engine import SimEngine
+from tests.support.clock import LeapingTime
 from tests.support.fleet import Fleet, has_work, start_engine
 from tests.support.proxy import ADMIN_KEY
 
 TIMEOUTS = ("connect_timeout_s", "prefill_timeout_s", "first_event_timeout_s", "answer_timeout_s", "idle_timeout_s")
-HASTY: dict[str, Any] = dict.fromkeys(TIMEOUTS, 0.6)  # for time-outs that a test waits for; any other could meet one
+LEG_S = 20.0  # for a leg; by then no handoff is too old yet
+PATIENT: dict[str, Any] = dict.fromkeys(TIMEOUTS, 120.0)  # longer than a test waits for anything
+HASTY: dict[str, Any] = dict.fromkeys(TIMEOUTS, 2.0)  # for tests that wait until one is over; any other could meet one
 SETTINGS: dict[str, Any] = {
-    **dict.fromkeys(TIMEOUTS, 20.0),
-    "queue_timeout_s": 0.4,
+    **dict.fromkeys(TIMEOUTS, LEG_S),
+    "queue_timeout_s": 1.0,
     "probe_interval_s": 3600.0,  # tests say when a worker is found dead
     "retry_burst": 10_000,
     "breaker_failures": 2,
@@ -199,6 +203,23 @@ class FaultFleet(Fleet):
             engine.pulls.expire()
             engine.wake()
         self.proxy.state.ledger.outstanding(self.proxy.state.now() + LEASE_S + 1)
+
+    async def outlast(self, asking: asyncio.Task[Seen], name: str, leg: Leg) -> None:
+        """While a turn is on, the time of each leg that hangs at this worker passes at once; all others have theirs.
+
+        leg: the only one that hangs there, if the worker is wedged.
+        """
+        time = LeapingTime.of(asyncio.get_running_loop())
+        while not asking.done():
+            legs = self._hanging(name, leg)
+            for _ in range(20):  # the leg's timer is begun by then, and what is under way has been seen
+                await asyncio.sleep(0.001)
+            if legs and self._hanging(name, leg) == legs:
+                time.leap(LEG_S + 0.1)
+
+    def _hanging(self, name: str, leg: Leg) -> list[LegRecord]:
+        kinds = (leg,) if self.engines[name].faults.wedge else tuple(Leg)
+        return [one for one in self.newest().legs if one.worker == name and one.kind in kinds and one.ended_s is None]
 
     async def restart(self, name: str) -> None:
         """The engine is another incarnation of itself, and a probe has seen that."""

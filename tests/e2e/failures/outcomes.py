@@ -100,14 +100,14 @@ async def strike(field: FaultFleet, talk: Talk, case: Case, provocation: Provoca
         if provocation.moment is not None and provocation.act is not None:
             moment, under_way = provocation.moment, Strike(field, case, name, asking, seen, received[name])
             # Where legs run together a turn may be over before its moment is seen; what it came to is held to the row.
-            await field.until(lambda: asking.done() or (field.newest() is not receipt and moment(under_way)), 5)
+            await field.until(lambda: asking.done() or (field.newest() is not receipt and moment(under_way)))
             if not asking.done():
                 await provocation.act(under_way)
         with suppress(asyncio.CancelledError):
             await asking
         # A D that is wedged keeps what it waits to pull, whoever has left.
-        await field.until(lambda: field.at_rest() or bool(field.engines[name].faults.wedge), 5)
-    await field.until(field.at_rest, 5)
+        await field.until(lambda: field.at_rest() or bool(field.engines[name].faults.wedge))
+    await field.until(field.at_rest)
     right = await field.right_text(body)
     traps = {each: sum(engine.counters.traps.values()) for each, engine in field.engines.items()}
     newest = field.newest()
@@ -270,7 +270,7 @@ async def check_handoff(out: Outcome) -> None:
     field, fate = out.field, out.case.row.handoff
     released = fate is HandoffEffect.RELEASED and not out.is_alone
     if fate in (HandoffEffect.NONE, HandoffEffect.ABORTED, HandoffEffect.TAKEN) or released:
-        await field.until(lambda: field.outstanding() == 0, 5)
+        await field.until(lambda: field.outstanding() == 0)
     elif fate is HandoffEffect.LEFT:
         assert field.outstanding() == len(out.failures), "one for each D that failed"
     else:
@@ -279,11 +279,11 @@ async def check_handoff(out: Outcome) -> None:
     is_known = out.case.phase is not Phase.HEADERS or out.case.leg is not Leg.PREFILL
     is_freed = fate in (HandoffEffect.NONE, HandoffEffect.ABORTED, HandoffEffect.TAKEN) or released
     if is_freed and is_known and out.provocation.is_freed:
-        await field.until(lambda: field.pinned() == 0, 5)
+        await field.until(lambda: field.pinned() == 0)
     used = [used for each in field.engines for body in out.asked(each) if (used := _handoff(body))]
     assert len(used) == len(set(used)), "no handoff is used twice"
     if released:
-        await field.until(lambda: _takers(out) != [], 5)
+        await field.until(lambda: _takers(out) != [])
         assert _takers(out) != [out.name]
     field.end_leases()
     assert field.outstanding() == field.pinned() == 0
@@ -325,7 +325,8 @@ def check_health(out: Outcome) -> None:
         expected = {(prefill, struck): effect for prefill in prefills}
     elif effect is not HealthEffect.UNTOUCHED:
         expected = {struck: effect}
-    assert held_against(out.field) == expected
+    found = held_against(out.field)
+    assert found == expected, (found, out.legs)
 
 
 # -- what is believed of the session

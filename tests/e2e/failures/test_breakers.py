@@ -63,7 +63,7 @@ async def test_a_worker_that_fails_three_times_in_a_row_is_passed_over(
     async with start_fleet(names, breaker_open_s=60.0, **settings) as fleet:
         fleet.engines[bad].faults = Faults([fault])
         found = Counter[Any]()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not states(fleet):  # a load report may favour the other one for a while
                 found += await openers(fleet, 1)
         # A reset on a connection that was open before may be its end, so those are asked a second time each.
@@ -124,7 +124,7 @@ async def test_clients_that_leave_open_nothing(start_fleet: Any) -> None:
 
 
 async def test_half_open_lets_one_through_and_its_failure_doubles_the_time(start_fleet: Any) -> None:
-    async with start_fleet("R1 R2", engine={"time_scale": 0.1}, breaker_open_s=1.0, **REPLICA) as fleet:
+    async with start_fleet("R1 R2", engine={"time_scale": 0.1}, breaker_open_s=3.0, **REPLICA) as fleet:
         bad = fleet.engines["R1"]
         bad.faults = Faults(refuse=1000, refuse_status=500)
         await at_once(12, lambda n: fleet.conversation().say(f"{n} {LONG}"))
@@ -133,8 +133,8 @@ async def test_half_open_lets_one_through_and_its_failure_doubles_the_time(start
         turns = await at_once(16, lambda n: fleet.conversation().say(f"more {n} {LONG}"))
         assert {turn.status for turn in turns} == {200}
         assert len(bad.received) == before + 1
-        assert states(fleet, in_s=1.0) == {"R1": "open"}, "for longer than the first time"
-        assert states(fleet, in_s=2.0) == {"R1": "half_open"}
+        assert states(fleet, in_s=3.0) == {"R1": "open"}, "for longer than the first time"
+        assert states(fleet, in_s=6.0) == {"R1": "half_open"}
 
 
 async def test_a_probe_that_succeeds_brings_the_worker_back(start_fleet: Any) -> None:
@@ -143,7 +143,7 @@ async def test_a_probe_that_succeeds_brings_the_worker_back(start_fleet: Any) ->
         await at_once(12, lambda n: fleet.conversation().say(f"{n} {LONG}"))
         await fleet.until(lambda: states(fleet) == {"R1": "half_open"})
         found = Counter[Any]()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while found[200, "R1"] < 5:  # a load report made during one of its turns favours the other for a while
                 found += await openers(fleet, 1)
         assert states(fleet) == {}
@@ -186,7 +186,7 @@ async def test_a_wedged_pair_is_found_avoided_and_taken_back_without_a_client_no
         while rounds < 20 or await fleet.metric(wedged) < 3:
             rounds += 1
             texts = [f"{n} in round {rounds}, {LONG}" for n in range(6)]
-            turns = await asyncio.wait_for(asyncio.gather(*(fleet.conversation().say(text) for text in texts)), 20)
+            turns = await asyncio.wait_for(asyncio.gather(*(fleet.conversation().say(text) for text in texts)), 60)
             assert {(turn.status, turn.route) for turn in turns} == {(200, "SPLIT")}
             pairs.update((turn.headers["X-PPD-Prefill"], turn.headers["X-PPD-Decode"]) for turn in turns)
         assert set(pairs) == {("P1", "D2"), ("P2", "D1"), ("P2", "D2")}
@@ -211,7 +211,7 @@ async def test_a_d_that_is_slow_or_overloaded_is_not_the_pairs_fault(
             fleet.engines["D1"].faults = Faults([fault])
             sample = f'ppd_canaries_total{{result="{result}"}}'
             before = await fleet.metric(sample)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while await fleet.metric(sample) < before + 2:
                     assert states(fleet) == {} or result == "wedged"
                     await asyncio.sleep(0.02)
@@ -286,7 +286,7 @@ async def test_turns_on_a_worker_that_fell_silent_go_elsewhere(start_fleet: Any,
         await fleet.until(lambda: len(silent.received) >= 3)
         assert not all(task.done() for task in asking)
         silent.is_dead = True
-        texts = await asyncio.wait_for(asyncio.gather(*asking), 20)
+        texts = await asyncio.wait_for(asyncio.gather(*asking), 60)
         assert all("[DONE]" in text for text in texts) or not streams
         assert await fleet.metric('ppd_leg_failures_total{cause="worker_gone",leg="replica",phase="request_sent"}') >= 3
 
@@ -298,7 +298,7 @@ async def test_a_stream_from_a_worker_that_fell_silent_ends_with_an_error(start_
         async with fleet.session.post(f"{fleet.base_url}/v1/chat/completions", json=body) as response:
             assert await response.content.readany()
             fleet.engines["R1"].is_dead = True
-            rest = await asyncio.wait_for(response.text(), 20)
+            rest = await asyncio.wait_for(response.text(), 60)
         assert '"error"' in rest.rstrip().split("\n\n")[-1]
         assert "[DONE]" not in rest
         receipt = (await fleet.admin("GET", "/requests"))[1]["newest"][0]

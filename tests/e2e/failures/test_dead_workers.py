@@ -12,7 +12,7 @@ from ppd.proxy.failures import Leg, Phase, ResidencyEffect
 from ppd.proxy.policy import Route
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
 from tests.e2e.failures.faults import PROVOCATIONS, Case, Provocation, Strike
-from tests.e2e.failures.fleet import HASTY, FaultFleet, Seen, Talk
+from tests.e2e.failures.fleet import HASTY, PATIENT, FaultFleet, Seen, Talk
 
 WORDS = "Some words, so that there are blocks to move. " * 3
 
@@ -79,7 +79,7 @@ async def test_after_a_worker_dies_the_sessions_next_turn_succeeds_at_the_first_
 @pytest.mark.parametrize("stream", [True, False])
 async def test_turns_do_not_wait_for_a_worker_that_is_found_dead(stream: bool) -> None:
     """Its connections stay open and silent, as when its host loses power; only the probes tell."""
-    async with FaultFleet.of("R1 R2", mode=Mode.REPLICA, probe_interval_s=0.05) as field:
+    async with FaultFleet.of("R1 R2", mode=Mode.REPLICA, probe_interval_s=0.05, **PATIENT) as field:
         one = talk()
         await turns(field, [one])
         engine = field.engines[field.newest().decode]
@@ -87,7 +87,7 @@ async def test_turns_do_not_wait_for_a_worker_that_is_found_dead(stream: bool) -
         asking = asyncio.create_task(turns(field, [one], stream=stream))
         await field.until(lambda: not engine.faults.hang)
         engine.is_dead = True
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await asking
         first, second = field.newest().legs
         assert (first.phase, first.error, second.error) == (Phase.SENT, "worker_gone", None)
@@ -140,9 +140,9 @@ async def test_a_turn_for_busy_workers_waits_until_they_take_it(names: str) -> N
 
 async def test_an_answer_is_over_with_its_last_event() -> None:
     """A worker that does not end its answer then keeps neither the client nor its place."""
-    async with FaultFleet.of("R1", mode=Mode.REPLICA) as field:
+    async with FaultFleet.of("R1", mode=Mode.REPLICA, **PATIENT) as field:
         field.engines["R1"].faults = Faults([Order(FaultKind.HANG, phase=FaultPhase.END)])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await turns(field, [talk()], stream=True)
             await field.until(field.at_rest)
         assert field.newest().outcome == "completed"
@@ -175,7 +175,7 @@ async def test_what_a_worker_held_is_believed_until_it_returns_as_another(
     case: Case, provocation: Provocation, returns: str
 ) -> None:
     names, mode = ("R1", Mode.REPLICA) if case.leg is Leg.REPLICA else ("P1 D1", Mode.ALWAYS_SPLIT)
-    async with FaultFleet.of(names, mode=mode, **HASTY) as field:
+    async with FaultFleet.of(names, mode=mode) as field:
         one, name = talk(), names.split()[-1]
         await turns(field, [one])
         forced = Route.LOCAL if case.leg is Leg.LOCAL else None

@@ -10,7 +10,8 @@ import pytest
 import pytest_asyncio
 
 from ppd.proxy.config import Mode
-from ppd.proxy.failures import Cause, ClientGets, Leg, ResidencyEffect
+from ppd.proxy.failures import ClientGets, Leg, ResidencyEffect
+from ppd.proxy.health import worker_health
 from tests.e2e.failures.faults import (
     DRAINED,
     EVERY_CASE,
@@ -23,7 +24,7 @@ from tests.e2e.failures.faults import (
     revive,
     wedged,
 )
-from tests.e2e.failures.fleet import HASTY, FaultFleet, Talk
+from tests.e2e.failures.fleet import FaultFleet, Talk
 from tests.e2e.failures.outcomes import (
     GETS,
     WORDS,
@@ -43,17 +44,16 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 class Fields:
     """Fleets by the names of their workers, each started once."""
 
-    def __init__(self, stack: AsyncExitStack, **settings: Any) -> None:
+    def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
-        self._settings = settings
         self._fields: dict[str, FaultFleet] = {}
         self._talks = 0
 
     async def of(self, names: str) -> FaultFleet:
         if names not in self._fields:
             mode = Mode.REPLICA if names.startswith("R") else Mode.ALWAYS_SPLIT
-            fleet = FaultFleet.of(names, mode=mode, **self._settings)
-            self._fields[names] = await self._stack.enter_async_context(fleet)
+            self._fields[names] = await self._stack.enter_async_context(FaultFleet.of(names, mode=mode))
+            await self._fields[names].settle()
         return self._fields[names]
 
     def talk(self) -> Talk:
@@ -69,17 +69,16 @@ async def fields() -> AsyncIterator[Fields]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def hasty() -> AsyncIterator[Fields]:
-    """For time-outs alone: a busy machine brings them about where another failure is meant."""
-    async with AsyncExitStack() as stack:
-        yield Fields(stack, **HASTY)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def returning() -> AsyncIterator[Fields]:
     """Fleets whose workers return: at which the proxy forgets, sooner or later, what it held against them."""
     async with AsyncExitStack() as stack:
         yield Fields(stack)
+
+
+@pytest.fixture(autouse=True)
+def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is held against a worker is looked at before it is over, on a busy machine too."""
+    monkeypatch.setattr(worker_health, "OVERLOAD_S", 60.0)
 
 
 async def test_every_failure_is_provoked_or_says_why_it_cannot_be() -> None:
@@ -104,11 +103,10 @@ def tries() -> list[Any]:
 
 @pytest.mark.parametrize(("case", "provocation", "alone"), tries())
 async def test_what_happens_is_what_the_table_says(
-    fields: Fields, hasty: Fields, case: Case, provocation: Provocation, alone: bool
+    fields: Fields, case: Case, provocation: Provocation, alone: bool
 ) -> None:
-    of_its_kind = hasty if case.cause is Cause.TIMEOUT else fields
-    field = await of_its_kind.of(topology(case, alone=alone))
-    out = await strike(field, of_its_kind.talk(), case, provocation, alone=alone)
+    field = await fields.of(topology(case, alone=alone))
+    out = await strike(field, fields.talk(), case, provocation, alone=alone)
     try:
         GETS[case.row.client_gets(stream=case.stream)](out)
         check_other_leg(out)
@@ -123,7 +121,7 @@ async def test_what_happens_is_what_the_table_says(
         check_belief(out, case.row.residency)
     again = await field.ask({**out.body, "stream": False})
     assert (again.is_complete, again.text) == (True, out.right), "the next turn succeeds at once"
-    await field.until(field.idle, 5)
+    await field.until(field.idle)
 
 
 DEATHS = [
@@ -159,4 +157,4 @@ async def test_what_is_believed_of_a_worker_that_returns_is_what_the_table_says(
     assert [leg.error for leg in field.newest().legs if leg.error] == []
     if case.leg is not Leg.PREFILL:
         assert field.newest().estimated_cached_tokens == 0
-    await field.until(field.idle, 5)
+    await field.until(field.idle)

@@ -20,8 +20,8 @@ from ppd.servers.sim.engine.engine import SimEngine
 from tests.support.fleet import start_engine, static_workers
 from tests.support.serve_program import serving, until
 
-LEASE_S = 0.6
-AGE_S = 0.4
+LEASE_S = 2.4
+AGE_S = 1.6
 LONG = "A message of some length, so that there are blocks to move. " * 20
 QUICK: dict[str, Any] = {"mode": "always_split", "handoff_max_age_s": AGE_S}
 
@@ -130,7 +130,7 @@ async def engine_process(role: str) -> AsyncIterator[tuple[int, str]]:
 
 async def test_a_d_that_stood_still_makes_no_text_wrong(start_fleet: Any) -> None:
     """It reads after the lease what it was sent in time. Other prompts' KV must not be in its cache either, later."""
-    lease_s = 1.5
+    lease_s = 6.0
     settings = {**QUICK, "handoff_max_age_s": lease_s * 2 / 3, "probe_interval_s": 3600.0}
     async with start_fleet("P1 D2", engine={"lease_s": lease_s}, **settings) as fleet, engine_process("D") as (pid, at):
         await fleet.admin("POST", "/workers", {"worker": f"D={at}"})

@@ -63,7 +63,7 @@ async def killed(case: Case) -> None:
             check_belief(out, ResidencyEffect.FALLS)
         again = await field.ask({**out.body, "stream": False})
         assert (again.is_complete, again.text) == (True, out.right)
-        await field.until(field.idle, 5)
+        await field.until(field.idle)
 
 
 STREAMED = [case for case in sorted(KILLED, key=str) if case.stream]  # for the rest see `test_fault_matrix`

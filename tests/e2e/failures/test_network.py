@@ -14,7 +14,7 @@ from ppd.proxy.config import Mode
 from tests.support.fleet import has_work
 
 LONG = "A message of some length, so that there are blocks to move. " * 20
-HASTY = {"connect_timeout_s": 0.3, "prefill_timeout_s": 0.5, "first_event_timeout_s": 0.5, "idle_timeout_s": 0.5}
+HASTY = {"connect_timeout_s": 1.0, "prefill_timeout_s": 2.0, "first_event_timeout_s": 2.0, "idle_timeout_s": 2.0}
 # Answers that are not streamed wait for answer_timeout_s, whatever the network does.
 STREAMED = {"stream": True, "temperature": 0, "model": "sim"}
 
@@ -97,7 +97,7 @@ async def test_a_partition_in_the_middle_of_a_stream_ends_it_with_an_error(
             assert answer.status == 200
             begun = (await answer.content.readline()).decode()
             await links["D1"].partition(*ways)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 rest = events(begun + await answer.text())
         assert "error" in rest[-1]
         assert all("choices" in event for event in rest[:-1])
@@ -144,7 +144,7 @@ async def test_a_worker_that_was_cut_off_comes_back_by_itself(start_fleet: Any) 
         await fleet.until(lambda: fleet.state("D1") == "up")
         before = len(fleet.engines["D1"].received)
         served_by: list[str] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while "D1" not in served_by:
                 headers, _ = await stream(fleet, [{"role": "user", "content": f"{len(served_by)} {LONG}"}])
                 served_by.append(headers["X-PPD-Decode"])
@@ -190,7 +190,7 @@ async def test_a_storm_of_resets_costs_streams_but_makes_no_text_wrong(start_fle
         whole = [await ask(number) for number in range(15)]
         storming.cancel()
         assert not all(whole)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not await ask(99):
                 await asyncio.sleep(0.05)
         await fleet.until(lambda: at_rest(fleet))

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from ppd.proxy.config import Mode
-from ppd.proxy.connectors import CONNECTORS
+from ppd.proxy.connectors import CONNECTORS, missing_coordinates
 from ppd.proxy.failures import Leg
 from ppd.servers.sim.core.counters import Trap
 from ppd.servers.sim.core.fault_orders import Faults, Order
@@ -15,11 +15,8 @@ from tests.e2e.failures.fleet import FaultFleet, Talk
 
 NAMES = list(CONNECTORS)
 WORDS = "Some words, so that there are blocks to move. " * 4
-SOON_S = 0.6  # the time-outs of legs, which some cases wait for
-SETTINGS: dict[str, Any] = {
-    **dict.fromkeys(("prefill_timeout_s", "first_event_timeout_s", "answer_timeout_s"), SOON_S),
-    "attempts": 3,
-}
+SOON_S = 1.5  # the time-outs of legs, where cases wait for them
+HASTY = dict.fromkeys(("prefill_timeout_s", "first_event_timeout_s", "answer_timeout_s"), SOON_S)
 ROLES = {Leg.PREFILL: "P", Leg.DECODE: "D"}
 
 
@@ -54,6 +51,7 @@ class ConnectorFleet:
         settings = {"mode": Mode.ALWAYS_SPLIT, **settings}
         field = await stack.enter_async_context(FaultFleet.of("", **settings))
         await join(field, connector, names, told, time_scale=0.05)
+        await field.settle()
         return cls(connector, field)
 
     def talk(self) -> Talk:
@@ -85,6 +83,20 @@ class ConnectorFleet:
         await self.field.until(self.field.at_rest)
         self.field.forgive()
         await self.field.until(self.field.idle)
+        prober = self.field.proxy.prober
+        await self.field.until(lambda: not prober._probing)
+        if self._lacks_somebody():  # who was asked of itself while another stood in its place
+            prober.nudge()
+            await self.field.until(lambda: not self._lacks_somebody())
+
+    def _lacks_somebody(self) -> bool:
+        views = self.field.proxy.state.registry.views()
+        return any(
+            not view.up or bool(missing_coordinates(view.worker)) for view in views if not self._is_dead(view.id)
+        )
+
+    def _is_dead(self, address: str) -> bool:
+        return any(engine.is_dead for engine in self.field.engines.values() if engine.address == address)
 
 
 class ConnectorFleets:

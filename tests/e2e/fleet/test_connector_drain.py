@@ -64,12 +64,12 @@ class Draining:
 
 
 @asynccontextmanager
-async def drainable(connector: str, limit_s: float) -> AsyncIterator[Draining]:
+async def drainable(connector: str, limit_s: float, time_scale: float = 2.0) -> AsyncIterator[Draining]:
     async with AsyncExitStack() as outer, AsyncExitStack() as proxy:
         session = await outer.enter_async_context(aiohttp.ClientSession())
         field = await proxy.enter_async_context(FaultFleet.of("", shutdown_timeout_s=limit_s))
         for name in ("P1", "D1"):  # which outlive the proxy
-            settings = {"connector": connector, "num_blocks": 2048, "time_scale": 2.0, "shutdown_s": 0.05}
+            settings = {"connector": connector, "num_blocks": 2048, "time_scale": time_scale, "shutdown_s": 0.05}
             engine = await start_engine(outer, name, now=field.clock, **settings)
             await field.join(name, engine, engine.address, options_of(engine))
         yield Draining(field, proxy, session)
@@ -80,7 +80,7 @@ async def drainable(connector: str, limit_s: float) -> AsyncIterator[Draining]:
 @pytest.mark.parametrize("connector", BOTH)
 async def test_a_drain_while_each_engine_waits_for_the_other(connector: str, goes_on: bool, stream: bool) -> None:
     body = Talk([{"role": "user", "content": WORDS * (20 if goes_on else 60)}]).body(stream=stream)
-    async with drainable(connector, 20.0 if goes_on else LIMIT_S) as draining:
+    async with drainable(connector, *((60.0, 2.0) if goes_on else (LIMIT_S, 10.0))) as draining:
         field, seen = draining.field, Seen()
         right = await field.right_text(body)
         asking = asyncio.create_task(draining.ask(body, seen))
@@ -106,7 +106,7 @@ async def test_a_drain_while_d_answers_and_p_is_at_its_end(connector: str, goes_
     async with drainable(connector, 20.0 if goes_on else LIMIT_S) as draining:
         field, seen = draining.field, Seen()
         right = await field.right_text(body)
-        field.engines["P1"].faults = Faults([Order(FaultKind.SLOW, phase=FaultPhase.HEAD, delay_s=0.6)])
+        field.engines["P1"].faults = Faults([Order(FaultKind.SLOW, phase=FaultPhase.HEAD, delay_s=2.0)])
         asking = asyncio.create_task(draining.ask(body, seen))
         await field.until(lambda: bool(seen.text) if seen.is_stream else False)
         assert draining.under_way() == [Leg.PREFILL, Leg.DECODE]

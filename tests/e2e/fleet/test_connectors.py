@@ -24,7 +24,7 @@ from ppd.proxy.policy import Route
 from ppd.servers.sim.core.fault_orders import FaultKind, Faults, Order
 from tests.e2e.failures.fleet import Seen
 from tests.e2e.failures.outcomes import held_by
-from tests.e2e.fleet.connector_fleets import NAMES, SETTINGS, WORDS, ConnectorFleet, ConnectorFleets
+from tests.e2e.fleet.connector_fleets import HASTY, NAMES, WORDS, ConnectorFleet, ConnectorFleets
 from tests.e2e.fleet.test_encoders import asks, images, picture
 from tests.support.credentials import bearer, client, write_keys
 
@@ -42,7 +42,14 @@ TOLD_BY_P = {  # a member of P's answer without which D must not be sent it, and
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleets() -> AsyncIterator[ConnectorFleets]:
     async with AsyncExitStack() as stack:
-        yield ConnectorFleets(stack, **SETTINGS)
+        yield ConnectorFleets(stack, attempts=3)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hasty() -> AsyncIterator[ConnectorFleets]:
+    """For what ends by time-outs alone."""
+    async with AsyncExitStack() as stack:
+        yield ConnectorFleets(stack, attempts=3, **HASTY)
 
 
 def shows_transfers(seen: Seen) -> bool:
@@ -104,9 +111,9 @@ ALL_BETWEEN = [(name, between) for name in NAMES for between in BETWEEN if name 
 
 @pytest.mark.parametrize(("connector", "between"), ALL_BETWEEN, ids=str)
 async def test_engines_that_fail_each_other_are_replaced_under_a_new_key(
-    fleets: ConnectorFleets, connector: str, between: Between
+    hasty: ConnectorFleets, connector: str, between: Between
 ) -> None:
-    fleet = await fleets.of(connector)
+    fleet = await hasty.of(connector)
     stream = between.kind is FaultKind.ABSENT  # a whole answer that is late is not asked for again
     field, body = fleet.field, fleet.talk().body(stream=stream)
     taken = fleet.order(between.leg, Order(between.kind))
@@ -122,9 +129,9 @@ async def test_engines_that_fail_each_other_are_replaced_under_a_new_key(
 
 
 @pytest.mark.parametrize("connector", [name for name in MOVING if name != "lmcache"])
-async def test_where_no_kv_moves_no_turn_hangs(fleets: ConnectorFleets, connector: str) -> None:
+async def test_where_no_kv_moves_no_turn_hangs(hasty: ConnectorFleets, connector: str) -> None:
     """Both P's are wedged. Nobody answers where no D can compute a prompt, or waits within its step."""
-    fleet = await fleets.of(connector)
+    fleet = await hasty.of(connector)
     field, body = fleet.field, fleet.talk().body(stream=True)
     engines = [*fleet.engines(Leg.PREFILL), *fleet.engines(Leg.DECODE)]
     for engine in engines:

@@ -183,7 +183,7 @@ async def test_an_encoder_that_is_gone_or_drains_is_not_asked_until_it_is_back()
         assert await decisions(fleet, await fleet.chat(say)) == ["image: absent"]  # its breaker is open, or it is down
         await fleet.start_again("E1")
         await fleet.until(lambda: fleet.state("E1") == "up")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await decisions(fleet, await fleet.chat(say)) != ["image: encoded"]:
                 await asyncio.sleep(0.05)
 

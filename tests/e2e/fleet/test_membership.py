@@ -256,7 +256,7 @@ async def test_an_agent_whose_key_is_refused_is_not_held_up(start_fleet: Any, tm
     ) as fleet:
         announcer = Announcer([f"127.0.0.1:{curve}"], (public, secret, server))
         beat = Heartbeat(version=1, role="D", http_address="10.0.0.1:80", models=["sim"])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             for _ in range(40):
                 await announcer.send(beat)
                 await asyncio.sleep(0.01)

@@ -294,7 +294,7 @@ async def test_a_renewed_certificate_of_the_proxy_is_shown_to_workers(
         await is_up(client, front)
         shutil.copyfile(renewed.cert, own.cert)
         shutil.copyfile(renewed.key, own.key)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while front.heard[-1].shown == "the proxy":
                 await asyncio.sleep(0.05)  # no connection of a turn is kept for so long
                 assert (await client.chat(chat("hi"))).status == 200

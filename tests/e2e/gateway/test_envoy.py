@@ -54,7 +54,7 @@ async def hear(fleet: Fleet, envoy: ProxyClient) -> int:
         answer = await Chat(envoy).say(f"{len(heard)}, are you there? {LONG}", max_tokens=20)
         heard.append(answer.headers["x-ppd-decode"])
     samples = [f'ppd_turn_reports_total{{result="{result}"}}' for result in ("taken", "late")]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while sum([await fleet.metric(sample) for sample in samples]) < len(heard):
             await asyncio.sleep(0.01)
     return len(fleet.engines["P1"].received)
@@ -158,7 +158,7 @@ async def test_encoders_that_the_picker_chooses_encode_for_the_sidecars_turns(tm
             here = [each.counters.encoded_items for each in (engine, fleet.engines["P1"])]
             assert (again.status, sum(here)) == (200, 1)
             failed = 'ppd_leg_failures_total{cause="refused",leg="encode",phase="connect"}'
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not await fleet.metric(failed):
                     await asyncio.sleep(0.05)
             await fleet.until(fleet.idle)

@@ -61,7 +61,7 @@ async def test_a_shadow_that_hangs_or_is_gone_delays_nobody(tmp_path: Path) -> N
     with socket.create_server(("127.0.0.1", 0)) as hanging:  # the kernel takes connections, and nobody reads them
         async with (
             carried(tmp_path, "D1", options={"shadow": hanging.getsockname()}) as (_, envoy),
-            asyncio.timeout(30),  # the time-out of a picker that rules is longer
+            asyncio.timeout(60),  # the time-out of a picker that rules is longer
         ):
             for padding in (0, 900_000):
                 statuses.append((await Chat(envoy).say(LONG, max_tokens=20, user="x" * padding)).status)

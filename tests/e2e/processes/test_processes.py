@@ -118,7 +118,7 @@ async def hit_ratio_of(folder: Path, processes: int, victims: tuple[int, ...] = 
         await asyncio.gather(*holding)
         await until(lambda: processes == 1 or len(program.children()) == processes)
         program.process.terminate()
-        assert await asyncio.wait_for(program.process.wait(), 30) == 0, (folder / "log").read_text()
+        assert await asyncio.wait_for(program.process.wait(), 60) == 0, (folder / "log").read_text()
         print(f"{processes} processes, {len(victims)} killed: {talks.hit_ratio:.4f}, sent again {talks.lost}")
         return talks.hit_ratio
 

@@ -91,7 +91,7 @@ async def broken(group: ProxyGroup, at: int, bad: str = "R1") -> None:
     The others hear of it within `ROUND_S`: if the process is killed before that, nobody else knows.
     """
     group.engines[bad].faults = Faults([Order(FaultKind.ERROR, times=1000)])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not states(group.proxies[at]):
             await opener(group.proxies[at])
     await group.until(lambda: all(states(one) for one in group.proxies.values()))

@@ -115,7 +115,7 @@ async def test_the_successor_of_the_one_that_leads_keeps_what_operators_did(end:
         newcomer = await group.start(0)
         await asyncio.sleep(0.5)  # it has probed them
         wanted = {"P1": "up", "D1": "draining", "D2": "up"}
-        assert [one.states() for one in (newcomer, group.proxies[1])] == [wanted] * 2
+        await group.until(lambda: [one.states() for one in (newcomer, group.proxies[1])] == [wanted] * 2)
 
 
 async def test_commands_while_none_leads_are_refused_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 
 from ppd.proxy.config import DataPlane
+from tests.support.clock import LeapingTime
 from tests.support.proxy import Turn
 from tests.support.scripted_workers import odd_worker
 
@@ -109,7 +110,7 @@ async def test_bodies_beyond_the_memory_wait_and_are_then_refused(
     start_fleet: Any, plane: DataPlane, is_chunked: bool
 ) -> None:
     """The first half is sent and the rest held back, so the room stays taken."""
-    settings = {"data_plane": plane, "body_memory_bytes": 8 * MIB, "head_timeout_s": 1.0}
+    settings = {"data_plane": plane, "body_memory_bytes": 8 * MIB, "head_timeout_s": 60.0}
     async with start_fleet("", **settings) as fleet, odd_worker(fleet, Echo().answer):
         assert (await posted(fleet, chat("x" * 2 * MIB))).status == 200  # the helper process has started
         more, body = asyncio.Event(), json.dumps(chat("x" * 5 * MIB)).encode()
@@ -129,7 +130,10 @@ async def test_bodies_beyond_the_memory_wait_and_are_then_refused(
         first = asyncio.create_task(post(halves()))
         memory = fleet.proxy.body_memory
         await fleet.until(lambda: memory.held_bytes >= 4 * MIB)
-        assert await post(io.BytesIO(body)) in ((503, "body_memory"), (0, ""))
+        refused = asyncio.create_task(post(io.BytesIO(body)))
+        await fleet.until(lambda: len(memory._waiting) == 1)
+        LeapingTime.of(asyncio.get_running_loop()).leap(61.0)
+        assert await refused in ((503, "body_memory"), (0, ""))
         assert (await posted(fleet, chat("small"))).status == 200
         waiting = asyncio.create_task(post(io.BytesIO(body)))
         await fleet.until(lambda: len(memory._waiting) == 1)

@@ -71,7 +71,10 @@ async def odd(fleet: Any, role: str = "R", **answers: Any) -> AsyncIterator[Odd]
         it.models = answers.pop("found_models", it.models)
         await fleet.admin("POST", "/workers", {"worker": f"{role}={it.address}"})
         await fleet.until(lambda: any(v.id == it.address and v.up for v in fleet.proxy.state.registry.views()))
-        await asyncio.sleep(1.1)  # until the proxy has noted that it came: from then on it answers for what it does
+        prober = fleet.proxy.prober
+        prober.nudge()  # while somebody is new it looks every second; from now on, at its own interval
+        await fleet.until(lambda: not prober._nudged.is_set() and not prober._probing)
+        await fleet.settle()
         for name, value in answers.items():
             setattr(it, name, value)
         yield it
@@ -198,24 +201,24 @@ async def test_what_is_nested_too_deep_reaches_no_worker(start_fleet: Any) -> No
 
 @pytest.mark.parametrize(
     "answers",
-    [{"models_wait_s": 30.0}, {"models": [{"name": "x"}]}, {"models": "none"}, {"models": [{"id": "odd"}, 5]}],
+    [{"models_wait_s": 120.0}, {"models": [{"name": "x"}]}, {"models": "none"}, {"models": [{"id": "odd"}, 5]}],
     ids=["hangs", "nameless", "no-list", "no-card"],
 )
 async def test_one_worker_that_cannot_name_its_models_hides_no_others(
     start_fleet: Any, monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(model_list, "CARDS_LIMIT_S", 0.2)
+    monkeypatch.setattr(model_list, "CARDS_LIMIT_S", 2.0)
     async with start_fleet("R1", probe_interval_s=60.0) as fleet:
-        async with odd(fleet, found_models=[{"id": "odd"}], **answers), asyncio.timeout(10):
+        async with odd(fleet, found_models=[{"id": "odd"}], **answers), asyncio.timeout(60):
             async with fleet.session.get(f"{fleet.base_url}/v1/models") as response:
                 assert [card["id"] for card in (await response.json())["data"]] == ["sim"]
 
 
 async def test_where_none_can_name_them_it_is_a_503(start_fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_list, "CARDS_LIMIT_S", 0.2)
-    async with start_fleet("", probe_interval_s=60.0) as fleet, odd(fleet, models_wait_s=30.0) as worker:
+    monkeypatch.setattr(model_list, "CARDS_LIMIT_S", 2.0)
+    async with start_fleet("", probe_interval_s=60.0) as fleet, odd(fleet, models_wait_s=120.0) as worker:
         before = worker.models_asked
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             urls = [f"{fleet.base_url}/v1/models"] * 20
             statuses = await asyncio.gather(*(_status(fleet, url) for url in urls))
         assert set(statuses) == {503}

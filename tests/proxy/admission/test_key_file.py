@@ -154,6 +154,6 @@ async def test_a_watched_file_is_read_again_when_it_changes(file: Path) -> None:
         (entry("two"), True, ["two"]),
     ):
         write(file, text)
-        assert await asyncio.wait_for(said.get(), 20) is taken
+        assert await asyncio.wait_for(said.get(), 60) is taken
         assert held(ring, "one", "two") == keys
     watching.cancel()

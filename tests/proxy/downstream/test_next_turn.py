@@ -148,7 +148,7 @@ async def test_a_turn_is_learnt_before_the_end_of_its_answer_is_sent(
 ) -> None:
     told = Told()
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": answer != "whole"}
-    async with fleet(ANSWERS[answer]) as proxy, asyncio.timeout(10):
+    async with fleet(ANSWERS[answer]) as proxy, asyncio.timeout(60):
         await plane(proxy, msgspec.json.encode(body), lambda data: told.append((data, len(proxy.state.sessions))))
         while not any(LAST in data for data, _ in told):
             await asyncio.sleep(0.001)

@@ -52,7 +52,7 @@ def send(receiver: Receiver, *texts: str) -> None:
 
 
 async def until_received(speaker: Receiver, listener: Receiver, text: str) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while text not in listener.texts():
             await asyncio.sleep(0)
 
@@ -90,7 +90,7 @@ async def test_whoever_drains_knows_what_was_said_before_its_request_was_read() 
             client.send(bytes([number]))
             if number % 3:
                 await asyncio.sleep(0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(looked) < count:
                 await asyncio.sleep(0)
         loop.remove_reader(accepted)
@@ -104,7 +104,7 @@ async def test_what_one_said_that_died_before_it_counted_is_heard_too() -> None:
         assert two.texts() == []
         two.channels.open()
         ends[0][1].socket.send(packet)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not two.received:
                 await asyncio.sleep(0)
         assert two.received == [(0, "last words")]
@@ -161,7 +161,7 @@ async def test_what_was_not_flushed_goes_at_the_end_of_the_round() -> None:
         one.channels.queue(SessionDropped("a"))
         one.channels.queue(SessionDropped("b"))
         assert two.texts() == []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(two.received) < 2:
                 await asyncio.sleep(0)
         assert two.received == [(0, "a"), (0, "b")]
@@ -195,7 +195,7 @@ async def test_who_never_reads_costs_a_bounded_backlog_and_is_told_everything_ag
             most = max(most, one.channels.backlog_bytes(1))
         assert most <= 20 * PACKET_BYTES + len(LARGE)
         assert not one.lost, "there is no room yet to tell it anything"
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not one.lost:
                 two.channels.drain()
                 await asyncio.sleep(0)

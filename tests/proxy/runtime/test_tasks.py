@@ -24,7 +24,7 @@ async def test_a_task_that_fails_is_logged_and_started_again(caplog: pytest.LogC
 
     tasks = Background(restart_s=0.0)
     tasks.start("probe", work)
-    await asyncio.wait_for(done.wait(), 20)
+    await asyncio.wait_for(done.wait(), 60)
     await tasks.close()
     assert runs == 3
     assert caplog.text.count("background task probe failed") == 2

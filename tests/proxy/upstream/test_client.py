@@ -21,7 +21,7 @@ HASTY = Timeouts(connect_s=0.1, first_s=0.1, idle_s=0.1)
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0.001)
 
@@ -92,7 +92,7 @@ async def test_the_end_of_an_answer_that_is_over_is_not_awaited_for_long(
     async with server(says(HEAD, CHUNK)) as target:
         answer = await upstream.ask(Call(target), "/", timeouts=PATIENT)
         await answer.chunk()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(LegError):
                 await answer.chunk(is_over=True)
         answer.close()
@@ -103,7 +103,7 @@ async def test_an_answer_that_keeps_talking_can_have_a_limit_as_a_whole(upstream
         answer = await upstream.ask(Call(target), "/", timeouts=PATIENT)
         by_s = asyncio.get_running_loop().time() + 0.1
         assert await answer.chunk(by_s=by_s) == b"hi"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(LegError) as failure:
                 await answer.chunk(by_s=by_s)
         answer.close()
@@ -160,7 +160,7 @@ async def test_a_whole_answer_that_comes_in_drops_has_one_time_limit(upstream: U
             await writer.drain()
             await asyncio.sleep(0.005)
 
-    async with server(trickles) as target, asyncio.timeout(10):
+    async with server(trickles) as target, asyncio.timeout(60):
         with pytest.raises(LegError) as failure:
             await read(upstream, Call(target), Timeouts(connect_s=20.0, first_s=0.1, idle_s=20.0))
     assert (failure.value.phase, failure.value.cause) == (Phase.HEADERS, Cause.TIMEOUT)
@@ -234,7 +234,7 @@ async def test_hanging_up_ends_every_wait_for_an_answer(
         assert not waiting.done()
         upstream.hang_up(target.id)
         hung_up.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(LegError) as failure:
                 await waiting
         assert (failure.value.phase, failure.value.cause) == (phase, Cause.WORKER_GONE)
@@ -259,7 +259,7 @@ async def test_hanging_up_ends_no_stream_that_runs(
         await until(lambda: call.phase is Phase.STREAM)
         upstream.hang_up(target.id)
         is_hung_up.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await reading == b"hihi", "both chunks"
 
 
@@ -269,7 +269,7 @@ async def test_only_what_may_arrive_late_is_ended_on_a_worker_that_lives(upstrea
         waiting = [asyncio.ensure_future(read(upstream, call)) for call in (plain, handoff)]
         await until(lambda: plain.phase is handoff.phase is Phase.SENT)
         upstream.hang_up(target.id, only_handoffs=True)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(LegError):
                 await waiting[1]
         assert not waiting[0].done()

@@ -19,7 +19,7 @@ HASTY = Timeouts(connect_s=0.1, first_s=0.1, idle_s=0.1)
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0.001)
 

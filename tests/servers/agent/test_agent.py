@@ -128,7 +128,7 @@ class Ears:
         self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
 
     async def hear(self) -> Announcement:
-        frames = await asyncio.wait_for(self._socket.recv_multipart(), 20)
+        frames = await asyncio.wait_for(self._socket.recv_multipart(), 60)
         return decode(frames[-1])
 
     async def hear_until(self, **wanted: bool) -> Announcement:
@@ -174,7 +174,7 @@ async def test_an_attached_engine_is_announced_drained_and_let_go(ears: Ears, en
     await ears.hear_until(draining=True)
     fake.running = 0
     await ears.hear_until(leaving=True)
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait_for(running, 60)
     announcer.close()
 
 
@@ -186,7 +186,7 @@ async def test_draining_ends_at_its_limit(ears: Ears, engine: tuple[Engine, str]
     running = asyncio.create_task(made.run(stop))
     await ears.hear()
     stop.set()
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait_for(running, 60)
     assert (await ears.hear_until(leaving=True)).worker.id == IDENTITY.address
     announcer.close()
 
@@ -204,7 +204,7 @@ async def test_an_engine_that_dies_is_taken_back_and_announced_again_when_it_ret
     fake.health = 200
     assert not (await ears.hear_until(leaving=False)).draining
     stop.set()
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait_for(running, 60)
     announcer.close()
 
 
@@ -222,7 +222,7 @@ async def test_a_launched_engine_that_ends_by_itself_is_said_to_leave_with_the_t
     await process.kill()
     await ears.hear_until(leaving=True)
     with pytest.raises(EngineFailed, match="ended with 137") as caught:
-        await asyncio.wait_for(running, 20)
+        await asyncio.wait_for(running, 60)
     assert "out of memory" in str(caught.value)
     announcer.close()
 
@@ -237,7 +237,7 @@ async def test_what_answers_like_an_engine_but_lists_no_models_is_told_once_a_mi
     for _ in range(3):
         await ears.hear()
     stop.set()
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait_for(running, 60)
     announcer.close()
     assert [text for text in caplog.messages if "no models" in text] == [
         f"engine {url} lists no models: it must be an engine's port, and --api-key its key"
@@ -262,7 +262,7 @@ async def test_a_proxy_that_was_away_hears_the_last_message_only() -> None:
         await announcer.send(heartbeat_of(IDENTITY, status, AgentPhase.SERVING))
     with context.socket(zmq.ROUTER) as router:
         router.bind(f"tcp://127.0.0.1:{port}")
-        frames = await asyncio.wait_for(router.recv_multipart(), 20)
+        frames = await asyncio.wait_for(router.recv_multipart(), 60)
         assert decode(frames[-1]).load == Load(running=49)
     announcer.close()
     context.destroy(linger=0)
@@ -278,7 +278,7 @@ async def test_every_proxy_hears_of_the_engine(engine: tuple[Engine, str]) -> No
     for one in both:
         assert (await one.hear()).worker.address == IDENTITY.address
     stop.set()
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait_for(running, 60)
     announcer.close()
     for one in both:
         one.close()
@@ -294,7 +294,7 @@ async def test_an_agent_with_keys_reaches_a_proxy_that_wants_them(tmp_path: Path
     port = router.bind_to_random_port("tcp://127.0.0.1")
     announcer = Announcer([f"127.0.0.1:{port}"], curve_keys(Path(agent_secret), Path(server_public)))
     await announcer.send(heartbeat_of(IDENTITY, EngineStatus(True), AgentPhase.SERVING))
-    frames = await asyncio.wait_for(router.recv_multipart(), 20)
+    frames = await asyncio.wait_for(router.recv_multipart(), 60)
     assert decode(frames[-1]).worker.address == IDENTITY.address
     announcer.close()
     context.destroy(linger=0)

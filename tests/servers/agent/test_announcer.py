@@ -99,7 +99,7 @@ async def watching(announcer: Announcer) -> AsyncIterator[None]:
 
 
 async def said(caplog: pytest.LogCaptureFixture, text: str) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not any(text in message for message in caplog.messages):
             await asyncio.sleep(0.01)
 

@@ -58,7 +58,7 @@ async def test_an_engine_that_does_not_answer_is_told_with_the_reason(
     port = server.sockets[0].getsockname()[1] if server else free_ports(1)[0]
     url = f"http://127.0.0.1:{port}"
     silence = EngineSilence(url, "; see x.log", after_s=0.1)
-    async with aiohttp.ClientSession() as session, asyncio.timeout(20):
+    async with aiohttp.ClientSession() as session, asyncio.timeout(60):
         watching = asyncio.create_task(silence.watch(session))
         while not caplog.messages:
             await asyncio.sleep(0.01)

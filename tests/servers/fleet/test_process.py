@@ -43,12 +43,12 @@ class Lifeline:
         await self._streams.put(reader)
 
     async def joined(self) -> asyncio.StreamReader:
-        return await asyncio.wait_for(self._streams.get(), 30)
+        return await asyncio.wait_for(self._streams.get(), 60)
 
     @staticmethod
     async def gone(reader: asyncio.StreamReader) -> bool:
         try:
-            return await asyncio.wait_for(reader.read(), 30) == b""
+            return await asyncio.wait_for(reader.read(), 60) == b""
         except ConnectionResetError:
             return True
 

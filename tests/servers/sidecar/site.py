@@ -117,7 +117,7 @@ class Site:
         views = any(view.inflight for view in state.registry.views())
         return not running and not views and not state.ledger.outstanding(state.now())
 
-    async def until(self, holds: Callable[[], bool], limit_s: float = 20.0) -> None:
+    async def until(self, holds: Callable[[], bool], limit_s: float = 60) -> None:
         async with asyncio.timeout(limit_s):
             while not holds():
                 await asyncio.sleep(0.005)

@@ -119,5 +119,5 @@ async def test_a_drain_says_so_first_and_lets_answers_end() -> None:
             await site.until(lambda: site.sidecar.drain.is_draining)
             rest = await response.content.read()
         assert rest.endswith(b"data: [DONE]\n\n")
-        await asyncio.wait_for(site.serving, 20)
+        await asyncio.wait_for(site.serving, 60)
         assert site.is_idle()

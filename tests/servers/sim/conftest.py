@@ -95,7 +95,7 @@ class Lab:
 
     @staticmethod
     async def until(condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
                 await asyncio.sleep(0)
 

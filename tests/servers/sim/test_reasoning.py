@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
-import openai
 import pytest
 
 from ppd.servers.sim.core.config import TemplateName
 from ppd.servers.sim.core.tokens import Tokenizer
+
+if TYPE_CHECKING:
+    import openai  # takes a second, and so does anthropic: who only collects these tests needs neither
 
 HI: Any = [{"role": "user", "content": "hi there"}]
 TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -25,6 +26,8 @@ async def engine(lab: Any) -> Any:
 
 @pytest.fixture
 async def client(engine: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+    import openai
+
     async with openai.AsyncOpenAI(base_url=f"http://{engine.address}/v1", api_key="k", max_retries=0) as client:
         yield client
 
@@ -151,6 +154,8 @@ async def test_reasoning_is_a_function_of_the_kv(lab: Any, engine: Any) -> None:
 
 
 async def test_openai_reads_a_reasoning_item_before_the_message(client: openai.AsyncOpenAI) -> None:
+    from openai.types.responses import ResponseCompletedEvent
+
     whole = await client.responses.create(model="m", input="hi there")
     reasoning, message = whole.output
     assert reasoning.type == "reasoning" and message.type == "message"
@@ -163,12 +168,14 @@ async def test_openai_reads_a_reasoning_item_before_the_message(client: openai.A
     thought = "".join(event.delta for event in events if event.type == "response.reasoning_text.delta")
     assert [part.text for part in reasoning.content or ()] == [thought]
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
-    assert isinstance(events[-1], openai.types.responses.ResponseCompletedEvent)
+    assert isinstance(events[-1], ResponseCompletedEvent)
     assert [item.type for item in events[-1].response.output] == ["reasoning", "message"]
 
 
 async def test_anthropic_reads_a_thinking_block_before_the_text(engine: Any) -> None:
     asked: Any = {"model": "m", "messages": HI, "max_tokens": 400}
+    import anthropic
+
     async with anthropic.AsyncAnthropic(base_url=f"http://{engine.address}", api_key="k", max_retries=0) as client:
         whole = await client.messages.create(**asked)
         thinking, text = whole.content
@@ -177,7 +184,7 @@ async def test_anthropic_reads_a_thinking_block_before_the_text(engine: Any) -> 
             places = [event.index async for event in stream if event.type == "content_block_start"]
             final = await stream.get_final_message()
         assert places == [0, 1]
-        assert [(block.type, getattr(block, "thinking", None) or block.text) for block in final.content] == [  # type: ignore[union-attr]
+        assert [(block.type, getattr(block, "thinking", None) or block.text) for block in final.content] == [
             ("thinking", thinking.thinking),
             ("text", text.text),
         ]

@@ -17,7 +17,7 @@ HAND_OVER = {"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0)
 
@@ -167,7 +167,7 @@ async def test_deafness_is_ordered_over_http(lab: Any) -> None:
     assert (await lab.post(r, "/faults", {"deaf_s": 3600})).status == 200
     host, _, port = r.address.partition(":")
     with pytest.raises(ConnectionRefusedError):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 with suppress(ConnectionResetError):  # whoever was just being accepted is dropped
                     _, writer = await asyncio.open_connection(host, int(port))
@@ -192,7 +192,7 @@ async def test_deafness_is_not_cut_short_by_an_earlier_one(lab: Any) -> None:
 
 
 async def until_answered(lab: Any, engine: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await answer_or_none(lab, engine) is None:
             await asyncio.sleep(0)
 

@@ -16,7 +16,7 @@ HI = [{"role": "user", "content": "Tell me about the sea and the ships on it, at
 
 async def until(condition: Any) -> None:
     """Let the event loop turn until something holds; the client's own time-out ends a wait in vain."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0)
 

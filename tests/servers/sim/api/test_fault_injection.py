@@ -70,7 +70,7 @@ async def ask(engine: Any, *, is_silent: bool = False, **fields: Any) -> Wire:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0)
 

@@ -323,7 +323,7 @@ class Chooser:
         prompt_tokens = match.held_tokens + tokens.estimate(request.model, match.added)
         if counted is not None and counted.is_proven:
             prompt_tokens = counted.tokens.count
-        marks, points = (of(prompt, prompt_tokens) for of in (marks_of_prompt, points_of_prompt))
+        marks, points = marks_of_prompt(prompt, prompt_tokens), points_of_prompt(prompt, prompt_tokens)
         rules, client = self.rules, context.client
         entry = PromptEntry(match.history, match.source, marks, match.decode, points, match.held_tokens)
         forecast = self._state.forecasts.output(

@@ -36,6 +36,7 @@ _NEWEST = 128
 LEARNT = struct.Struct("<dIIB")
 """What is before the units in the same bytes: see `Session.learnt`."""
 
+_FLAGS = LEARNT.size - 1  # where they are
 _HEAD = struct.Struct("<IHHHHBQI")
 _UNIT = struct.Struct("<QIH")
 _KEY, _TOKENS, _TURN = struct.Struct("<Q"), struct.Struct("<8xI"), struct.Struct("<12xH")  # of a unit
@@ -99,17 +100,18 @@ class KeptUnits:
         elif len(data) < _HEAD_BYTES or (len(data) - _HEAD_BYTES) % _UNIT.size:
             raise ValueError("kept units have another layout")
         counts = _HEAD.unpack_from(data, LEARNT.size)
-        self.round_tokens, self.count, self.in_prompt, self.opener, self.opener_cuts, flags, *of_head = counts
-        self.head_mask, self.head_tokens = of_head
-        self.reasoned, self.is_blocks = bool(flags & _REASONED), bool(flags & _BLOCKS)
-        self.reply_reasoned, self.has_reply_alone = bool(flags & _REPLY_REASONED), bool(flags & _REPLY_ALONE)
-        self._entries = (len(data) - _HEAD_BYTES) // _UNIT_BYTES
-        if not self.opener <= self.in_prompt <= self.count <= self.count + self.opener_cuts <= self._entries:
+        self.round_tokens, count, in_prompt, opener, opener_cuts, flags, self.head_mask, self.head_tokens = counts
+        self.count, self.in_prompt, self.opener, self.opener_cuts = count, in_prompt, opener, opener_cuts
+        self.reasoned, self.is_blocks = flags & _REASONED > 0, flags & _BLOCKS > 0
+        self.reply_reasoned, self.has_reply_alone = flags & _REPLY_REASONED > 0, flags & _REPLY_ALONE > 0
+        self._entries = entries = (len(data) - _HEAD_BYTES) // _UNIT_BYTES
+        if not opener <= in_prompt <= count <= count + opener_cuts <= entries:
             raise ValueError("kept units have another layout")
 
     def is_of(self, data: bytes) -> bool:
-        """Whether they were read from this very object."""
-        return self._data is data
+        """Whether no turn has ended since: of what they were read from, only the session's flags may have changed."""
+        ours = self._data
+        return ours is data or (ours[_FLAGS + 1 :] == data[_FLAGS + 1 :] and ours[:_FLAGS] == data[:_FLAGS])
 
     def key(self, place: int) -> int:
         key: int = _KEY.unpack_from(self._data, _HEAD_BYTES + place * _UNIT_BYTES)[0]
@@ -168,9 +170,10 @@ class KeptUnits:
         else:
             places = [self.opener, max(self.opener, self.in_prompt - 2)]
         keys = {self.key(place) for place in places if place < self.count}
-        if self.reply is not None:
-            keys.add(self.reply.key ^ self.head_mask)
-        keys.update(map(self.key, range(self.count, self.count + self.opener_cuts)))
+        if self.count > self.in_prompt:
+            keys.add(self.key(self.in_prompt) ^ self.head_mask)
+        if self.opener_cuts:
+            keys.update(map(self.key, range(self.count, self.count + self.opener_cuts)))
         return keys
 
     def under(self, head_mask: int) -> KeptUnits:

@@ -150,9 +150,16 @@ def common(session: Session, chain: Chain, sizes: Mapping[int, int]) -> Common |
     return None if place is None else Common(session, units, shared, place, is_whole, turn, has_other_head, most_tokens)
 
 
-def newest_key(session: Session) -> int | None:
+def units_of(session: Session, found: Common | None) -> KeptUnits:
+    """Those that `found` has read, if they are still the session's."""
+    if found is not None and found.session is session and found.units.is_of(session.packed):
+        return found.units
+    return session.units
+
+
+def newest_key(session: Session, units: KeptUnits) -> int | None:
     """Up to where its newest prompt goes, as `newest_end` says."""
-    key = session.units.newest_key
+    key = units.newest_key
     if key is not None:
         return key
     newest = newest_end(session, is_prompt=True)
@@ -239,7 +246,9 @@ def still_there(session: Session, match: SessionMatch, prompt: Prompt, outcome: 
     if prompt.label is not None and session.label not in (None, prompt.label):
         return False  # it was given another name meanwhile
     if match.kind is MatchKind.NEXT:
-        return session.turn == match.turn - 1 and match.parent is not None and newest_key(session) == match.parent
+        if session.turn != match.turn - 1 or match.parent is None:
+            return False
+        return newest_key(session, units_of(session, match.common)) == match.parent
     if match.kind is not MatchKind.RETRY or session.turn != match.turn:
         return False
     if newest_end(session, is_prompt=True) != prompt.chain.end():
@@ -280,7 +289,7 @@ def matched(
         output_tokens=session.output_tokens,
         history=session.history,
         source=None if known.session is None else known.session.history,
-        parent=None if known.session is None else newest_key(known.session),
+        parent=None if known.session is None else newest_key(known.session, units_of(known.session, known.common)),
         affinity=known.affinity,
         doubt=known.doubt,
         common=known.common,

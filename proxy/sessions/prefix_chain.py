@@ -68,7 +68,7 @@ class Marks(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def head(self) -> int:
-        return max(self.tools, self.system)
+        return self.tools if self.tools > self.system else self.system
 
     def with_messages(self, first_user: int, last_user: int, last_reply: int, *, reasons: bool) -> Marks:
         return Marks(self.tools, self.system, first_user, last_user, last_reply, reasons, self.tools_first)
@@ -234,7 +234,8 @@ class Chain(msgspec.Struct, frozen=True):
     @property
     def head_mask(self) -> int:
         """What tools and system change in each key after them, by XOR: without it, keys name the conversation alone."""
-        return self.keys[self.marks.head] ^ self.keys[0]
+        keys, place = self.keys, self.marks.head
+        return keys[place] ^ keys[0] if place else 0
 
     def end(self) -> PrefixEnd:
         return self.resume().end() if self.tail else PrefixEnd(self.keys[-1])

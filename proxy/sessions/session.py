@@ -148,8 +148,12 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
         decode: Residency | None,
         prefill: Residency | None,
         units: bytes | None = None,
+        calls_tool: bool | None = None,
     ) -> None:
-        """Sets the mean length of answers; None leaves a residency, or the units, as they were."""
+        """Sets the mean length of answers; None leaves a residency, or the units, as they were.
+
+        calls_tool: a turn has been answered so, and the next one is waited for; None: none has.
+        """
         before: _Learnt = LEARNT.unpack_from(self.packed)
         _, decode_tokens, prefill_tokens, flags = before
         if decode is not None:
@@ -160,14 +164,12 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
             prefill_tokens = prefill.tokens
         if units is None:
             units = self.packed[LEARNT.size :]
+        if calls_tool is not None:
+            flags = _AWAITED | _CALLS_TOOL if calls_tool else _AWAITED
         self.packed = LEARNT.pack(output_tokens or 0.0, decode_tokens, prefill_tokens, flags) + units
 
     def keep_prefixes(self, prefixes: Iterable[KnownPrefix]) -> None:
         self.packed_prefixes = b"".join([_PREFIX.pack(*astuple(prefix)) for prefix in prefixes])
-
-    def answered(self, *, calls_tool: bool) -> None:
-        """Its next turn is waited for."""
-        self._flag(_AWAITED | (_CALLS_TOOL if calls_tool else 0))
 
     def awaited(self) -> bool | None:
         """Whether the answer before called a tool; None if its next turn is here already."""
@@ -177,11 +179,9 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
     def came_back(self) -> bool | None:
         """Its next turn is here. Whether the answer before called a tool; None if it has been here already."""
         if (calls_tool := self.awaited()) is not None:
-            self._flag(self.packed[LEARNT.size - 1] & ~_AWAITED)
+            flags, packed = self.packed[LEARNT.size - 1] & ~_AWAITED, self.packed
+            self.packed = b"".join((packed[: LEARNT.size - 1], bytes((flags,)), packed[LEARNT.size :]))
         return calls_tool
-
-    def _flag(self, flags: int) -> None:
-        self.packed = self.packed[: LEARNT.size - 1] + bytes((flags,)) + self.packed[LEARNT.size :]
 
     @property
     def marks(self) -> list[Mark]:
@@ -198,11 +198,17 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
         return unpack_points(self.packed_head)
 
 
-def index_keys(session: Session) -> set[int]:
-    """The keys by which the index finds the session; ValueError for one that this version cannot read."""
+def index_keys(session: Session, units: KeptUnits | None = None) -> set[int]:
+    """The keys by which the index finds the session; ValueError for one that this version cannot read.
+
+    units: the session's, if they have been read.
+    """
     if len(session.packed_prefixes) % _PREFIX.size:
         raise ValueError("a session has another layout")
-    return session.units.index_keys().union([prefix.key for prefix in session.prefixes()])
+    keys = (units or session.units).index_keys()
+    if session.packed_prefixes:
+        keys.update([prefix.key for prefix in session.prefixes()])
+    return keys
 
 
 def held_tokens(session: Session) -> int:

@@ -40,6 +40,7 @@ from .matching import (
     matched,
     newest_end,
     still_there,
+    units_of,
 )
 from .prefix_chain import Chain, PrefixEnd
 from .rendered_replies import RenderedReplies
@@ -83,9 +84,7 @@ class SessionTable:
         self._ttl_s = ttl_s
         self._capacity = capacity
         self._sessions: OrderedDict[int, Session] = OrderedDict()  # by history, least recently used first
-        self._renamed: dict[
-            int, Session
-        ] = {}  # the newest history of each label, where it is not the one of that number
+        self._renamed: dict[int, Session] = {}  # by label: its newest history, where that has another number
         self._index: dict[int, Session] = {}  # by prefix key, the newest session that has it
         self._serials = serials or count(1)
         self.rendered = RenderedReplies()
@@ -122,21 +121,23 @@ class SessionTable:
             self.rendered.learn(prompt.model, match.doubt, outcome.prompt_tokens, cached)
         known = self._sessions.get(match.history)
         session = known if known and still_there(known, match, prompt, outcome) else self._add(match, prompt)
-        before, head_mask = index_keys(session), session.units.head_mask
+        kept = units_of(session, match.common)
+        before, head_mask = index_keys(session, kept), kept.head_mask
         units = self._units(match, prompt, outcome)
         session.turn = match.turn
         output_tokens = decayed_mean(session.output_tokens, outcome.completion_tokens, _OUTPUT_DECAY)
-        session.learn(output_tokens, outcome.decode, outcome.prefill, units)
-        session.keep_prefixes(self._prefixes(match, prompt, outcome, session.units))
-        session.answered(calls_tool=outcome.calls_tool)
-        after = index_keys(session)
+        session.learn(output_tokens, outcome.decode, outcome.prefill, units, outcome.calls_tool)
+        kept = session.units
+        session.keep_prefixes(self._prefixes(match, prompt, outcome, kept))
+        after = index_keys(session, kept)
         self._unlink(session, before - after)
         self._index.update(dict.fromkeys(after - before, session))
         has_new_head = head_mask != prompt.chain.head_mask
         if has_new_head:
             session.packed_head = head_points(prompt.chain)
         if session is not known or has_new_head:
-            marks, points = (of(prompt, outcome.prompt_tokens) for of in (marks_of_prompt, points_of_prompt))
+            marks = marks_of_prompt(prompt, outcome.prompt_tokens)
+            points = points_of_prompt(prompt, outcome.prompt_tokens)
             session.marks = self._beliefs.lasting(marks, points, outcome.decode)
         self._beliefs.ended(session.history, (outcome.decode, outcome.prefill), session.marks)
         self._name(session, prompt.label)
@@ -379,9 +380,9 @@ class SessionTable:
 
     def _expire(self, now_s: float) -> None:
         """In steps, for the turn that comes after a long pause; it finds no expired session, dropped or not."""
-        for _ in range(min(EXPIRED_AT_ONCE, len(self._sessions))):
-            oldest = next(iter(self._sessions.values()))
-            if len(self._sessions) <= self._capacity and not self._has_expired(oldest, now_s):
+        for _ in range(EXPIRED_AT_ONCE):
+            oldest = next(iter(self._sessions.values()), None)
+            if oldest is None or (len(self._sessions) <= self._capacity and now_s - oldest.seen_s <= self._ttl_s):
                 return
             self._forget(oldest)
 

@@ -41,8 +41,7 @@ class World:
     def answered(self, history: int, seen_s: float, worker: WorkerId = HERE, tokens: int = 400) -> Session:
         session = Session(history, None)
         session.turn, session.seen_s = 1, seen_s
-        session.learn(100.0, Residency(worker, "i", tokens), None)
-        session.answered(calls_tool=False)
+        session.learn(100.0, Residency(worker, "i", tokens), None, calls_tool=False)
         self.sessions.adopt(session, None, ())
         return session
 

@@ -48,8 +48,7 @@ def test_the_same_turn_again_and_another_conversation_are_no_return(messages: tu
 
 def test_flags_leave_what_else_a_session_has_learnt() -> None:
     session = Session(1, None)
-    session.learn(7.5, None, None)
-    session.answered(calls_tool=True)
+    session.learn(7.5, None, None, calls_tool=True)
     session.learn(8.5, None, None)
     assert (session.output_tokens, session.came_back(), session.came_back()) == (8.5, True, None)
     assert (session.output_tokens, session.prefixes()) == (8.5, [])

@@ -156,7 +156,7 @@ def _predicted(turn: Turn, way: Way, laws: Laws, now_s: float) -> Prediction | N
         return None
     prefill = Outlook.of(way.prefill, prefill_laws, size, now_s)
     work, missing = work_on(prefill, size, turn.held_by(way.prefill)), turn.prompt_tokens - turn.held_by(way.decode)
-    return on_two(prefill, work, decode, size, missing)
+    return on_two(prefill, work, decode, missing)
 
 
 def _misses(turn: Turn, way: Way, prediction: Prediction, laws: Laws) -> bool:

@@ -20,8 +20,8 @@ from .step_time import EngineProfile, link_time_s, request_time_s, step_time_s, 
 MOST_BUSY = 0.9  # share of time that prompts may take from decoding; beyond, it says nothing but too much
 
 
-class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one turn on one way."""
+class Prediction(msgspec.Struct, frozen=True, gc=False):
+    """Of one turn on one way. Each decision makes several: naming the fields would take a multiple of the time."""
 
     ttft_s: float
     tpot_s: float
@@ -73,13 +73,25 @@ class TurnSize(msgspec.Struct, frozen=True):
     held: int = 0  # of the prompt, that an earlier turn of the session covers
 
 
-class Outlook(msgspec.Struct, frozen=True, kw_only=True):
+class IdleTimes(msgspec.Struct, frozen=True, gc=False):
+    """What a turn takes on any engine of these costs that has nothing else to do."""
+
+    costs: EngineProfile
+    ttft_s: float  # where all is held that the session has
+    pulled_s: float  # host work for a prompt whose KV comes from another engine
+
+    @classmethod
+    def of(cls, costs: EngineProfile, size: TurnSize) -> IdleTimes:
+        return cls(costs, idle_ttft_s(costs, size.prompt, size.held), request_time_s(costs, size.prompt, 0))
+
+
+class Outlook(msgspec.Struct, frozen=True, gc=False):
     """One worker as a turn would find it, and what does not depend on how the turn gets there."""
 
     view: WorkerView
     laws: EngineLaws
     now_s: float
-    idle_s: float  # TTFT, if it had nothing else to do, and all that the session has
+    idle: IdleTimes
     tpot_s: float  # of the turn, with those that are there
     usual_tpot_s: float  # of those
     sequences: int  # that decode there, or will
@@ -93,37 +105,53 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     receives_s: float
 
     @classmethod
-    def of(cls, view: WorkerView, laws: EngineLaws, size: TurnSize, now_s: float) -> Outlook:
-        costs, decoding = laws.costs, believed_decoding(view, now_s)
-        sequences, context = decoding.count, decoding.context_tokens
+    def of(
+        cls, view: WorkerView, laws: EngineLaws, size: TurnSize, now_s: float, idle: IdleTimes | None = None
+    ) -> Outlook:
+        """idle: of this size on an engine of these costs, if it is known already."""
+        costs = laws.costs
+        sequences, context = view.decoding, view.context_tokens
+        if view.others.running:
+            decoding = believed_decoding(view, now_s)
+            sequences, context = decoding.count, decoding.context_tokens
         step_s = step_time_s(costs, sequences, context, 0, 0)
-        wait_s = prefill_left_s(view, now_s)
-        if wait_s:
-            steps = max(1, prefill_steps(costs, view.queued_prefill_tokens))
-            wait_s = max(0.0, wait_s - (_steps_alone(costs, view) - steps) * costs.step_s)  # prompts share steps
-            wait_s += steps * (step_s - costs.step_s)
-        recent, left = view.recent_prompts, view.recent_prompts.left(now_s)
-        busy = min(MOST_BUSY, recent.busy * left)
+        wait_s = 0.0
+        if view.prefills or view.queued_prefill_s or view.unseen_prefill_until_s > now_s:
+            wait_s = _wait_s(view, costs, step_s, now_s)
+        recent = view.recent_prompts
+        left = recent.left(now_s)
+        busy = recent.busy * left
+        busy = min(busy, MOST_BUSY)
         # Prompts of other turns interrupt those that decode as they did lately.
         slowed = laws.tpot_factor / (1.0 - busy)
         one_more_s = step_time_s(costs, sequences + 1, context + size.prompt + size.output // 2, 0, 0)
+        sends_s, receives_s = view.sends_free_s - now_s, view.receives_free_s - now_s
         return cls(
-            view=view,
-            laws=laws,
-            now_s=now_s,
-            idle_s=idle_ttft_s(costs, size.prompt, size.held),
-            tpot_s=slowed * one_more_s,
-            usual_tpot_s=slowed * step_s,
-            rate=recent.rate * left,
-            patience_s=recent.patience_s,
-            sequences=sequences,
-            context_tokens=context,
-            step_s=step_s,
-            wait_s=wait_s,
-            busy=busy,
-            sends_s=max(0.0, view.sends_free_s - now_s),
-            receives_s=max(0.0, view.receives_free_s - now_s),
+            view,
+            laws,
+            now_s,
+            IdleTimes.of(costs, size) if idle is None else idle,
+            slowed * one_more_s,
+            slowed * step_s,
+            sequences,
+            context,
+            step_s,
+            wait_s,
+            busy,
+            recent.rate * left,
+            recent.patience_s,
+            sends_s if sends_s > 0.0 else 0.0,
+            receives_s if receives_s > 0.0 else 0.0,
         )
+
+
+def _wait_s(view: WorkerView, costs: EngineProfile, step_s: float, now_s: float) -> float:
+    wait_s = prefill_left_s(view, now_s)
+    if not wait_s:
+        return 0.0
+    steps = max(1, prefill_steps(costs, view.queued_prefill_tokens))
+    wait_s = max(0.0, wait_s - (_steps_alone(costs, view) - steps) * costs.step_s)  # prompts share steps
+    return wait_s + steps * (step_s - costs.step_s)
 
 
 def prefill_steps(costs: EngineProfile, new_tokens: int) -> int:
@@ -152,9 +180,26 @@ def idle_ttft_s(costs: EngineProfile, prompt_tokens: int, cached_tokens: int) ->
     return request_time_s(costs, prompt_tokens, new) + prefill_time_s(costs, new, prompt_tokens - new)
 
 
-class Work(msgspec.Struct, frozen=True):
+class OwnPrompt(msgspec.Struct, frozen=True, gc=False):
+    """A prompt that some engine computes, whatever else it does."""
+
+    host_s: float
+    prefill_s: float
+    steps: int
+    beside_s: float  # of `prefill_s`: without its steps
+
+    @classmethod
+    def of(cls, costs: EngineProfile, prompt_tokens: int, new_tokens: int) -> OwnPrompt:
+        prefill_s = prefill_time_s(costs, new_tokens, prompt_tokens - new_tokens)
+        steps = prefill_steps(costs, new_tokens)
+        host_s = request_time_s(costs, prompt_tokens, new_tokens)
+        return cls(host_s, prefill_s, steps, prefill_s - steps * costs.step_s)
+
+
+class Work(msgspec.Struct, frozen=True, gc=False):
     """A prompt that is computed on one worker."""
 
+    at: Outlook
     ready_s: float
     prefill_s: float
     beside_s: float
@@ -169,53 +214,59 @@ def work_on(
     at: Outlook, size: TurnSize, held_tokens: int, source: Outlook | None = None, fetched_tokens: int = 0
 ) -> Work:
     """The KV of `fetched_tokens` more than it holds is first moved there from `source`."""
-    costs, new = at.laws.costs, max(1, size.prompt - held_tokens - fetched_tokens)
-    ready_s, transfer_s, link_s = request_time_s(costs, size.prompt, new), 0.0, 0.0
+    new = max(1, size.prompt - held_tokens - fetched_tokens)
+    return own_work_on(at, OwnPrompt.of(at.laws.costs, size.prompt, new), source, fetched_tokens)
+
+
+def own_work_on(at: Outlook, own: OwnPrompt, source: Outlook | None = None, fetched_tokens: int = 0) -> Work:
+    """The same, of a prompt whose own times are known. own: less what is held there and what is fetched."""
+    ready_s, transfer_s, link_s = own.host_s, 0.0, 0.0
     if source is not None:
         link_s = link_time_s(source.laws.costs, fetched_tokens)
         transfer_s = transfer_time_s(source.laws.costs, fetched_tokens)
         ready_s = max(ready_s, source.sends_s, at.receives_s) + transfer_s
-    prefill_s = prefill_time_s(costs, new, size.prompt - new)
-    steps = prefill_steps(costs, new)
-    begins_s = max(ready_s, at.wait_s) + (at.step_s / 2 if at.sequences or at.wait_s else 0.0)
-    done_s = begins_s + prefill_s + steps * (at.step_s - costs.step_s)
-    beside_s = prefill_s - steps * costs.step_s
-    return Work(ready_s, prefill_s, beside_s, done_s, transfer_s, link_s, source, fetched_tokens)
+    wait_s, step_s = at.wait_s, at.step_s
+    begins_s = (wait_s if wait_s > ready_s else ready_s) + (step_s / 2 if at.sequences or wait_s else 0.0)
+    done_s = begins_s + own.prefill_s + own.steps * (step_s - at.laws.costs.step_s)
+    return Work(at, ready_s, own.prefill_s, own.beside_s, done_s, transfer_s, link_s, source, fetched_tokens)
 
 
 def on_one(at: Outlook, work: Work) -> Prediction:
     """LOCAL or REPLICA."""
+    laws = at.laws
     return Prediction(
-        ttft_s=at.laws.ttft_factor * work.done_s,
-        ttft_factor=at.laws.ttft_factor,
-        tpot_s=at.tpot_s,
-        tpot_factor=at.laws.tpot_factor,
-        ready_s=work.ready_s,
-        prefill_s=work.prefill_s,
-        beside_s=work.beside_s,
-        transfer_s=work.transfer_s,
-        fetch_link_s=work.link_s,
-        moved_tokens=work.fetched_tokens,
+        laws.ttft_factor * work.done_s,
+        at.tpot_s,
+        work.prefill_s,
+        work.beside_s,
+        work.ready_s,
+        work.transfer_s,
+        0.0,
+        work.link_s,
+        work.fetched_tokens,
+        laws.ttft_factor,
+        laws.tpot_factor,
     )
 
 
-def on_two(prefill: Outlook, work: Work, decode: Outlook, size: TurnSize, missing_tokens: int) -> Prediction:
+def on_two(prefill: Outlook, work: Work, decode: Outlook, missing_tokens: int) -> Prediction:
     """SPLIT. missing_tokens: of the prompt, that D must get."""
-    link_s = link_time_s(prefill.laws.costs, missing_tokens)
-    transfer_s = prefill.laws.costs.transfer_s + link_s if missing_tokens else 0.0
-    asked_s = work.done_s + request_time_s(decode.laws.costs, size.prompt, 0)
+    costs, ttft_factor = prefill.laws.costs, prefill.laws.ttft_factor
+    link_s = link_time_s(costs, missing_tokens)
+    transfer_s = costs.transfer_s + link_s if missing_tokens else 0.0
+    asked_s = work.done_s + decode.idle.pulled_s
     arrived_s = max(asked_s, prefill.sends_s, decode.receives_s) + transfer_s
     first_s = decode.step_s * (1.5 if decode.sequences else 1.0)
     return Prediction(
-        ttft_s=prefill.laws.ttft_factor * (arrived_s + first_s),
-        ttft_factor=prefill.laws.ttft_factor,
-        tpot_s=decode.tpot_s,
-        tpot_factor=decode.laws.tpot_factor,
-        ready_s=work.ready_s,
-        prefill_s=work.prefill_s,
-        beside_s=work.beside_s,
-        transfer_s=transfer_s + work.transfer_s,
-        link_s=link_s,
-        fetch_link_s=work.link_s,
-        moved_tokens=missing_tokens + work.fetched_tokens,
+        ttft_factor * (arrived_s + first_s),
+        decode.tpot_s,
+        work.prefill_s,
+        work.beside_s,
+        work.ready_s,
+        transfer_s + work.transfer_s,
+        link_s,
+        work.link_s,
+        missing_tokens + work.fetched_tokens,
+        ttft_factor,
+        decode.laws.tpot_factor,
     )

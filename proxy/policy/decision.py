@@ -109,7 +109,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     weighing: WeightRules = WeightRules()  # and `Turn.weights`
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class Candidate(msgspec.Struct, frozen=True):
     """One way to serve the turn, judged by the laws; or why it was not judged."""
 
     route: Route

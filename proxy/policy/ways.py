@@ -9,8 +9,9 @@ read back what the session's D keeps for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import nsmallest
+from operator import itemgetter
 
 import msgspec
 from msgspec.structs import replace
@@ -20,8 +21,20 @@ from ..connectors import answers_alone, takes_either_leg
 from ..fleet.order import RankRule, first_ranked, of_workers
 from ..fleet.ranking import prefill_work_rank, work_rank
 from ..fleet.view import WorkerView
-from ..fleet.worker import Role, WorkerId
-from ..laws.prediction import Outlook, Prediction, TurnSize, Work, on_one, on_two, work_on
+from ..fleet.worker import Role
+from ..laws.prediction import (
+    IdleTimes,
+    Outlook,
+    OwnPrompt,
+    Prediction,
+    TurnSize,
+    Work,
+    on_one,
+    on_two,
+    own_work_on,
+    work_on,
+)
+from ..laws.step_time import EngineProfile
 from .candidates import Candidates
 from .decision import Candidate, Preference, Readable, Route, Rules, Turn
 from .placement import spread
@@ -33,6 +46,8 @@ PREFILLS = 2  # that are paired with each D
 LENDERS = 2  # that are paired with each D and R
 FETCH_TOKENS = 256  # fewer are not worth a transfer
 RECORDED = 8  # candidates of one decision
+_LOCAL, _SPLIT, _REPLICA = Route.LOCAL, Route.SPLIT, Route.REPLICA  # looking up enum members by name is slow in a loop
+_TOTAL = itemgetter(0)
 BY_WORK = RankRule(prefill_work_rank, prefill_work_rank, now_s=0.0, slow_start_s=0.0)  # of P
 
 
@@ -48,53 +63,55 @@ class Way(msgspec.Struct, frozen=True, gc=False):
     @property
     def computing(self) -> Outlook:
         """Where the prompt is computed."""
-        return self.decode if self.prefill is None else self.prefill
+        return self.work.at
 
     def held(self, turn: Turn) -> int:
         """Of the prompt, where it is computed; one who reads back does so under another name than what it holds."""
-        return 0 if self.route is Route.READBACK else turn.held_by(self.computing.view)
+        return 0 if self.route is Route.READBACK else turn.held_by(self.work.at.view)
 
 
-Terms = dict[str, float]
-"""What a way costs, by name; their sum is its score."""
+Terms = Sequence[float]
+"""What a way costs; their sum is its score."""
 
 Score = Callable[[Turn, Way, Rules], Terms]
 
 
-def best_way(turn: Turn, candidates: Candidates, rules: Rules, score: Score) -> Preference:
-    """The way whose terms add up to least."""
-    judged = [(sum((terms := score(turn, way, rules)).values()), way, terms) for way in ways(turn, candidates, rules)]
+def best_way(turn: Turn, candidates: Candidates, rules: Rules, names: Sequence[str], score: Score) -> Preference:
+    """The way whose terms add up to least. names: of the terms."""
+    judged = [(sum(terms := score(turn, way, rules)), way, terms) for way in ways(turn, candidates, rules)]
     if not judged:  # of engines without a profile nothing is predicted
         return Preference(Route.LOCAL, "no_profile")
-    judged.sort(key=lambda each: each[0])
+    judged.sort(key=_TOTAL)
     first, best = judged[0][0], judged[0][1]
-    equal = [each for each in judged if each[0] == first]
-    if len(equal) > 1:
+    if len(judged) > 1 and judged[1][0] == first:
+        equal = [each for each in judged if each[0] == first]
         best = min(equal, key=lambda each: spread(each[1].decode.view, turn.session_id))[1]
         judged.sort(key=lambda each: (each[0], each[1] is not best))
-    recorded = [_candidate(way, total, terms) for total, way, terms in judged[:RECORDED]]
+    recorded = [_candidate(way, total, dict(zip(names, terms, strict=True))) for total, way, terms in judged[:RECORDED]]
     return Preference(best.route, rules.mode.value, ways=recorded, patience_s=_patience_s(turn, best))
 
 
-def ttft_limit_s(turn: Turn, way: Way) -> float:
-    targets, scaled_s = turn.slo, turn.slo.ttft_factor * way.computing.idle_s
+def ttft_limit_s(turn: Turn, at: Outlook) -> float:
+    """at: where the prompt is computed."""
+    targets, scaled_s = turn.slo, turn.slo.ttft_factor * at.idle.ttft_s
     return targets.ttft_s if targets.ttft_s > scaled_s else scaled_s
 
 
 def _patience_s(turn: Turn, way: Way) -> float:
-    return ttft_limit_s(turn, way) - way.computing.idle_s
+    return ttft_limit_s(turn, way.work.at) - way.work.at.idle.ttft_s
 
 
-def _candidate(way: Way, score: float, terms: Terms) -> Candidate:
+def _candidate(way: Way, score: float, terms: Mapping[str, float]) -> Candidate:
+    prefill, work = way.prefill, way.work
     return Candidate(
-        route=way.route,
-        decode=way.decode.view,
-        prefill=None if way.prefill is None else way.prefill.view,
-        source=None if way.work.source is None else way.work.source.view,
-        fetched_tokens=way.work.fetched_tokens,
-        prediction=way.prediction,
-        score=score,
-        terms=terms,
+        way.route,
+        way.decode.view,
+        None if prefill is None else prefill.view,
+        None if work.source is None else work.source.view,
+        work.fetched_tokens,
+        way.prediction,
+        score,
+        terms,
     )
 
 
@@ -110,14 +127,14 @@ def ways(turn: Turn, candidates: Candidates, rules: Rules) -> list[Way]:
     alone = [at for at in decodes if answers_alone(at.view.worker)]
     found = [
         Way(route, at, None, work, on_one(at, work))
-        for route, answering in ((Route.LOCAL, alone), (Route.REPLICA, replicas))
+        for route, answering in ((_LOCAL, alone), (_REPLICA, replicas))
         for at in answering
         for work in looks.works(at)
     ]
     for prefill in _prefills(turn, feeding, looks):
         for at in decodes:
             if candidates.can_hand_over(prefill.view, at.view):
-                found += _split(turn, prefill, at, looks)
+                found += _split(prefill, at, looks)
     if turn.readable is not None:
         found += _readbacks(turn, turn.readable, candidates, looks, decodes)
     if rules.moves_kv:
@@ -132,12 +149,12 @@ def _moves(turn: Turn, candidates: Candidates, looks: _Looks, answering: Sequenc
         held = turn.held_by(lender.view)
         for at in pulling:
             if held - turn.held_by(at.view) >= FETCH_TOKENS and candidates.can_hand_over(lender.view, at.view):
-                yield from _split(turn, lender, at, looks)
+                yield from _split(lender, at, looks)
     replicas = [at for at in pulling if at.view.role is Role.REPLICA]
     for prefill in _prefills(turn, candidates.prefills, looks) if replicas else ():
         for at in replicas:
             if candidates.can_hand_over(prefill.view, at.view):
-                yield from _split(turn, prefill, at, looks)
+                yield from _split(prefill, at, looks)
 
 
 def _lenders(turn: Turn, candidates: Candidates, looks: _Looks, answering: Sequence[Outlook]) -> Sequence[Outlook]:
@@ -157,18 +174,15 @@ def _readbacks(
     decode = next((at for at in decodes if at.view.id == readable.decode), None)
     if decode is None or readable.tokens >= turn.prompt_tokens:
         return
-    size, missing = looks.size, turn.prompt_tokens - turn.held_by(decode.view)
+    size, missing = looks.size, looks.missing(decode)
     for prefill in _prefills(turn, candidates.readers(decode.view), looks):
         work = work_on(prefill, size, 0, decode, readable.tokens)
-        yield Way(Route.READBACK, decode, prefill, work, on_two(prefill, work, decode, size, missing))
+        yield Way(Route.READBACK, decode, prefill, work, on_two(prefill, work, decode, missing))
 
 
-def _split(turn: Turn, prefill: Outlook, decode: Outlook, looks: _Looks) -> list[Way]:
-    size, missing = looks.size, turn.prompt_tokens - turn.held_by(decode.view)
-    return [
-        Way(Route.SPLIT, decode, prefill, work, on_two(prefill, work, decode, size, missing))
-        for work in looks.works(prefill)
-    ]
+def _split(prefill: Outlook, decode: Outlook, looks: _Looks) -> list[Way]:
+    missing = looks.missing(decode)
+    return [Way(_SPLIT, decode, prefill, work, on_two(prefill, work, decode, missing)) for work in looks.works(prefill)]
 
 
 class _Looks:
@@ -179,8 +193,10 @@ class _Looks:
         self._turn = turn
         self._candidates = candidates
         self._laws = rules.laws
-        self._known: dict[WorkerId, Outlook | None] = {}
-        self._works: dict[WorkerId, list[Work]] = {}
+        self._idle: IdleTimes | None = None  # on an engine of the costs that came last: most are alike
+        self._own: dict[int, OwnPrompt] = {}  # of the same costs, by the tokens that are computed
+        self._known: dict[str, Outlook | None] = {}
+        self._works: dict[str, list[Work]] = {}
         self._source = _holder(turn, candidates, self) if rules.fetches_kv else None
         self._at_source = 0 if self._source is None else turn.held_by(self._source.view)  # tokens
 
@@ -188,7 +204,7 @@ class _Looks:
         return [look for look in map(self.at, views) if look is not None]
 
     def at(self, view: WorkerView) -> Outlook | None:
-        worker = view.id
+        worker = view.worker.address
         if worker not in self._known:
             self._known[worker] = self._new(view)
         return self._known[worker]
@@ -200,18 +216,36 @@ class _Looks:
         slow = self._candidates.slow_start(view)
         if slow < 1.0:
             laws = replace(laws, ttft_factor=laws.ttft_factor / slow)
-        return Outlook.of(view, laws, self.size, self._candidates.now_s)
+        return Outlook.of(view, laws, self.size, self._candidates.now_s, self._idle_on(laws.costs))
+
+    def _idle_on(self, costs: EngineProfile) -> IdleTimes:
+        if self._idle is None or self._idle.costs is not costs:
+            self._idle = IdleTimes.of(costs, self.size)
+            self._own.clear()
+        return self._idle
+
+    def missing(self, at: Outlook) -> int:
+        """Tokens of the prompt that are not held there."""
+        return self.size.prompt - self._turn.held_by(at.view)
 
     def works(self, at: Outlook) -> list[Work]:
         """With what is held there; and also with what could be fetched."""
-        worker = at.view.id
+        worker = at.view.worker.address
         if (known := self._works.get(worker)) is not None:
             return known
-        held = self._turn.held_by(at.view)
-        works = self._works[worker] = [work_on(at, self.size, held)]
-        if self._source is not None and self._at_source - held >= FETCH_TOKENS:
-            works.append(work_on(at, self.size, held, self._source, self._at_source - held))
+        missing = self.missing(at)
+        works = self._works[worker] = [own_work_on(at, self._own_prompt(at.laws.costs, missing))]
+        if self._source is not None and (fetched := self._at_source - (self.size.prompt - missing)) >= FETCH_TOKENS:
+            own = self._own_prompt(at.laws.costs, missing - fetched)
+            works.append(own_work_on(at, own, self._source, fetched))
         return works
+
+    def _own_prompt(self, costs: EngineProfile, missing: int) -> OwnPrompt:
+        self._idle_on(costs)
+        new = missing if missing > 1 else 1
+        if (own := self._own.get(new)) is None:
+            own = self._own[new] = OwnPrompt.of(costs, self.size.prompt, new)
+        return own
 
 
 def _shortlist(turn: Turn, views: Sequence[WorkerView], candidates: Candidates) -> Sequence[WorkerView]:

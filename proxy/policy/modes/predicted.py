@@ -13,44 +13,44 @@ ROOT_2 = math.sqrt(2.0)
 
 def least_ttft(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
     """The earliest first token."""
-    return best_way(turn, candidates, rules, lambda turn, way, rules: {"ttft": way.prediction.ttft_s})
+    return best_way(turn, candidates, rules, ("ttft",), lambda turn, way, rules: (way.prediction.ttft_s,))
 
 
 def weights(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
     """The paper's weights, on predicted seconds instead of measured cells: both relative to an idle engine."""
-    return best_way(turn, candidates, rules, _weighted)
+    return best_way(turn, candidates, rules, ("ttft", "tpot"), _weighted)
 
 
 def _weighted(turn: Turn, way: Way, rules: Rules) -> Terms:
     at, prediction, weights = way.decode, way.prediction, turn.weights or rules.weights
-    return {
-        "ttft": weights.ttft * prediction.ttft_s / at.idle_s,
-        "tpot": weights.tpot * prediction.tpot_s / at.laws.costs.step_s,
-    }
+    return (
+        weights.ttft * prediction.ttft_s / at.idle.ttft_s,
+        weights.tpot * prediction.tpot_s / at.laws.costs.step_s,
+    )
 
 
 def lmetric(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
     """LMetric: the least product of new tokens, with those that queue, and the batch."""
-    return best_way(turn, candidates, rules, _product)
+    return best_way(turn, candidates, rules, ("product",), _product)
 
 
 def _product(turn: Turn, way: Way, rules: Rules) -> Terms:
     at = way.computing
     new = turn.prompt_tokens - way.held(turn) - way.work.fetched_tokens
-    return {"product": (at.view.queued_prefill_tokens + new) * (way.decode.sequences + 1)}
+    return ((at.view.queued_prefill_tokens + new) * (way.decode.sequences + 1),)
 
 
 def slack(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
     """AMPD: of the ways whose TTFT keeps the target, the one with the least TPOT; else the earliest first token."""
-    return best_way(turn, candidates, rules, _slack)
+    return best_way(turn, candidates, rules, ("late", "tpot", "streams"), _slack)
 
 
 def _slack(turn: Turn, way: Way, rules: Rules) -> Terms:
     prediction, late_s = way.prediction, 0.0
-    limit_s = ttft_limit_s(turn, way)
+    limit_s = ttft_limit_s(turn, way.computing)
     if prediction.ttft_s > limit_s:
         late_s = 1000.0 * prediction.ttft_s
-    return {"late": late_s, "tpot": prediction.tpot_s, "streams": _delay_s(way)}
+    return late_s, prediction.tpot_s, _delay_s(way)
 
 
 def _delay_s(way: Way) -> float:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from hashlib import sha256
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ...fleet.worker import WorkerId
-from ...laws.prediction import Outlook
+from ...laws.prediction import Outlook, Work
 from ..candidates import Candidates
 from ..decision import Preference, Rules, Turn
+from ..returns import Returns
 from ..ways import Terms, Way, best_way, ttft_limit_s
 from .predicted import miss
 
@@ -31,7 +30,7 @@ MOVE_WEIGHT = 0.005
 
 
 def slo(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
-    preference = best_way(turn, candidates, rules, partial(expected_misses, {}))
+    preference = best_way(turn, candidates, rules, TERMS, ExpectedMisses())
     if rules.explore_share and _draw(turn) < rules.explore_share:
         return _explored(preference)
     return preference
@@ -52,24 +51,40 @@ def _explored(preference: Preference) -> Preference:
     return replace(preference, route=other.route, reason=EXPLORED, ways=[other, *rest])
 
 
-def expected_misses(slowed: dict[WorkerId, Slowed], turn: Turn, way: Way, rules: Rules) -> Terms:
-    """slowed: of the workers of the ways before, on which the turn would decode."""
-    prediction, targets = way.prediction, turn.slo
-    limit_s = ttft_limit_s(turn, way)
-    computing, decode = way.computing, way.decode
-    by_batch = slowed.get(decode.view.id)
-    if by_batch is None:
-        by_batch = slowed[decode.view.id] = Slowed.of(decode, targets.tpot_s)
-    return {
-        "ttft": miss(prediction.ttft_s, limit_s, computing.laws.ttft_spread),
-        "tpot": by_batch.own,
-        "streams": _stalled(computing, prediction.beside_s, turn),
-        "batch": by_batch.others,
-        "queue": _queued(turn, way, rules),
-        "evicted": EVICTED_WEIGHT * _evicted(turn, way, rules),
-        "work": WORK_WEIGHT * (prediction.ttft_s / limit_s + prediction.tpot_s / targets.tpot_s),
-        "moved": MOVE_WEIGHT * prediction.transfer_s / limit_s,
-    }
+TERMS = "ttft", "tpot", "streams", "batch", "queue", "evicted", "work", "moved"
+
+
+class ExpectedMisses:
+    """The score of each way. What several have in common is worked out once: all must be of one turn."""
+
+    def __init__(self) -> None:
+        self._slowed: dict[str, Slowed] = {}  # by the worker on which the turn would decode
+        self._delayed: dict[int, Delayed] = {}  # by the identity of the work, which its ways keep
+
+    def __call__(self, turn: Turn, way: Way, rules: Rules) -> Terms:
+        prediction, targets, work, decode = way.prediction, turn.slo, way.work, way.decode
+        slowed = self._slowed.get(decode.view.worker.address) or self._slowed_on(decode, targets.tpot_s)
+        delayed = self._delayed.get(id(work))
+        if delayed is None:
+            usual = self._slowed_on(work.at, targets.tpot_s).usual if work.at.sequences else 0.0
+            delayed = self._delayed[id(work)] = Delayed.of(work, turn, rules, usual)
+        limit_s, ttft_s = delayed.limit_s, prediction.ttft_s
+        return (
+            miss(ttft_s, limit_s, work.at.laws.ttft_spread),
+            slowed.own,
+            delayed.streams,
+            slowed.others,
+            delayed.queue,
+            0.0 if rules.returns is None else EVICTED_WEIGHT * _evicted(turn, way, rules.returns),
+            WORK_WEIGHT * (ttft_s / limit_s + prediction.tpot_s / targets.tpot_s),
+            MOVE_WEIGHT * prediction.transfer_s / limit_s,
+        )
+
+    def _slowed_on(self, at: Outlook, target_s: float) -> Slowed:
+        worker = at.view.worker.address
+        if (slowed := self._slowed.get(worker)) is None:
+            slowed = self._slowed[worker] = Slowed.of(at, target_s)
+        return slowed
 
 
 class Slowed(NamedTuple):
@@ -77,30 +92,46 @@ class Slowed(NamedTuple):
 
     own: float
     others: float  # more than without it
+    usual: float  # of each of the others without it
 
     @classmethod
     def of(cls, at: Outlook, target_s: float) -> Slowed:
         own = miss(at.tpot_s, target_s, TPOT_SPREAD)
         if not at.sequences:
-            return cls(own, 0.0)
-        return cls(own, at.sequences * max(0.0, own - miss(at.usual_tpot_s, target_s, TPOT_SPREAD)))
+            return cls(own, 0.0, 0.0)
+        usual = miss(at.usual_tpot_s, target_s, TPOT_SPREAD)
+        return cls(own, at.sequences * max(0.0, own - usual), usual)
 
 
-def _stalled(at: Outlook, beside_s: float, turn: Turn) -> float:
+class Delayed(NamedTuple):
+    """Of a prompt that is computed on one worker, whichever one answers: its limit, and what it makes others miss."""
+
+    limit_s: float
+    streams: float
+    queue: float
+
+    @classmethod
+    def of(cls, work: Work, turn: Turn, rules: Rules, usual: float) -> Delayed:
+        """usual: misses of each stream there without it."""
+        return cls(ttft_limit_s(turn, work.at), _stalled(work, turn, usual), _queued(work, turn, rules))
+
+
+def _stalled(work: Work, turn: Turn, usual_misses: float) -> float:
     """Streams that miss their TPOT as a prompt delays them once: the shorter an answer, the more by each delay."""
+    at, beside_s = work.at, work.beside_s
     if not at.sequences:
         return 0.0
     tpot_s, target_s, usual = at.usual_tpot_s, turn.slo.tpot_s, max(1, turn.output_tokens)
     later = [miss(tpot_s + beside_s / (length * usual), target_s, TPOT_SPREAD) for length in STREAM_LENGTHS]
-    return at.sequences * max(0.0, sum(later) / len(later) - miss(tpot_s, target_s, TPOT_SPREAD))
+    return at.sequences * max(0.0, sum(later) / len(later) - usual_misses)
 
 
-def _queued(turn: Turn, way: Way, rules: Rules) -> float:
+def _queued(work: Work, turn: Turn, rules: Rules) -> float:
     """Prompts to come that this one makes too late, where it is computed: at the rate of late, and as sessions return.
 
     Those that return add little to their prompts, so they bear no more than their target.
     """
-    at, prefill_s = way.computing, way.prediction.prefill_s
+    at, prefill_s = work.at, work.prefill_s
     recent = at.rate * _late(prefill_s, at.patience_s)
     if rules.returns is None:
         return recent * prefill_s
@@ -115,12 +146,9 @@ def _late(prefill_s: float, patience_s: float) -> float:
     return 1.0 - patience_s / (2.0 * prefill_s)
 
 
-def _evicted(turn: Turn, way: Way, rules: Rules) -> float:
+def _evicted(turn: Turn, way: Way, returns: Returns) -> float:
     """Turns that are likely to come back and find their KV evicted for this one's."""
-    returns, now_s = rules.returns, way.decode.now_s
-    if returns is None:
-        return 0.0
-    decode, prefill, prompt = way.decode.view, way.prefill, turn.prompt_tokens
+    decode, prefill, prompt, now_s = way.decode.view, way.prefill, turn.prompt_tokens, way.decode.now_s
     written = prompt - turn.held_by(decode) + turn.output_tokens
     if not turn.held_tokens:
         written += GROWTH * prompt

@@ -75,7 +75,7 @@ def test_a_handoff_keeps_links_from_others_while_its_kv_moves_and_not_while_it_i
 
     def split() -> Prediction:
         prefill, decode = (Outlook.of(view, laws, size, NOW_S) for view in registry.views())
-        return on_two(prefill, work_on(prefill, size, 0), decode, size, 100)
+        return on_two(prefill, work_on(prefill, size, 0), decode, 100)
 
     alone = split()
     moved_s = 100 * COSTS.kv_bytes_per_token / COSTS.transfer_bytes_per_s
@@ -112,7 +112,7 @@ def test_what_is_fetched_keeps_links_from_others_while_it_moves_and_apart_from_t
     size, source = TurnSize(1000, 50), Outlook.of(D1, slow, TurnSize(1000, 50), NOW_S)
     at, decode = outlook(P1, size), outlook(size=size)
     fetching, moved_s = work_on(at, size, 100, source, 400), COSTS.kv_bytes_per_token / COSTS.transfer_bytes_per_s
-    alone, split = on_one(at, fetching), on_two(at, fetching, decode, size, 700)
+    alone, split = on_one(at, fetching), on_two(at, fetching, decode, 700)
     assert (alone.link_s, alone.fetch_link_s) == pytest.approx((0.0, 4000 * moved_s))
     assert (split.link_s, split.fetch_link_s) == pytest.approx((700 * moved_s, 4000 * moved_s))
     made = Decision(route=Route.SPLIT, reason="", decode=D1, prefill=P1, wanted=Route.SPLIT, prediction=split)

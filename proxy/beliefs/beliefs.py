@@ -15,7 +15,7 @@ from itertools import count, islice
 from operator import attrgetter
 
 from ..fleet.view import WorkerView
-from ..fleet.worker import WorkerId
+from ..fleet.worker import Role, WorkerId
 from ..runtime.replicated import Replicated
 from .cache_book import CacheBook
 from .entry_places import EntryPlaces
@@ -211,9 +211,19 @@ class Beliefs:
         return self._books.get(worker)
 
     def is_held_elsewhere(self, key: int, book: CacheBook) -> bool:
-        """Whether other workers hold as much of this history, or nearly."""
-        enough = ELSEWHERE * book.held(key)
-        return any(number != book.number and held >= enough for number, held in self._holders(key).items())
+        """Whether other workers hold as much of this history, or nearly.
+
+        A P is none for a D: a turn that comes back would have to wait until its KV has been moved.
+        """
+        enough, answers = ELSEWHERE * book.held(key), not self._is_of_prefill(book.number)
+        return any(
+            number != book.number and held >= enough and not (answers and self._is_of_prefill(number))
+            for number, held in self._holders(key).items()
+        )
+
+    def _is_of_prefill(self, number: int) -> bool:
+        view = self._view(self._numbered[number][0])
+        return view is not None and view.role is Role.PREFILL
 
     def capacities(self) -> dict[WorkerId, int]:
         """In tokens, as far as they are believed; 0: unknown."""

@@ -2,7 +2,7 @@
 
 A session returns, if at all, after pauses like those that were seen (`laws.forecasts`), to the worker that answered it
 last. What is written to a full cache evicts what was used longest ago (`beliefs`), and that costs the turns that would
-have come back to it, unless another worker holds it too.
+have come back to it, unless another worker that answers turns holds it too.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ from ppd.proxy.sessions.session import Session
 from ppd.proxy.sessions.table import SessionTable
 
 MODEL, NOW_S, CAPACITY = "m", 5000.0, 1000
-HERE, THERE = WorkerId("here:8000"), WorkerId("there:8000")
+HERE, THERE, ON_P = WorkerId("here:8000"), WorkerId("there:8000"), WorkerId("p:8000")
+ROLES = {HERE: Role.DECODE, THERE: Role.DECODE, ON_P: Role.PREFILL}
 
 
 class World:
@@ -24,8 +25,8 @@ class World:
     def __init__(self, capacity: int = CAPACITY) -> None:
         load = Load(0, 0, 0.0, capacity)
         views = {
-            worker: WorkerView(worker=Worker(role=Role.DECODE, address=worker), name=worker, incarnation="i", load=load)
-            for worker in (HERE, THERE)
+            worker: WorkerView(worker=Worker(role=role, address=worker), name=worker, incarnation="i", load=load)
+            for worker, role in ROLES.items()
         }
         self.views = views
         self.beliefs = Beliefs(views.get)
@@ -51,8 +52,8 @@ class World:
     def rate(self, worker: WorkerId = HERE, now_s: float = NOW_S) -> float:
         return self.returns.rate(worker, MODEL, now_s)
 
-    def lost(self, tokens: int, now_s: float = NOW_S) -> float:
-        return self.returns.lost(HERE, MODEL, tokens, now_s)
+    def lost(self, tokens: int, now_s: float = NOW_S, worker: WorkerId = HERE) -> float:
+        return self.returns.lost(worker, MODEL, tokens, now_s)
 
 
 def test_sessions_return_to_their_worker_after_pauses_like_those_seen() -> None:
@@ -103,6 +104,16 @@ def test_what_another_worker_holds_too_is_not_lost() -> None:
     world.answered(1, NOW_S - 7.9)
     world.answered(2, NOW_S - 4.0)
     assert world.lost(600) == 0.0
+
+
+def test_what_a_p_holds_takes_no_ds_place_and_a_d_takes_a_ps() -> None:
+    """A turn that comes back to its D would wait until P's KV is there; from P it needs nothing that its D has."""
+    world = World()
+    for session in (1, 2):
+        world.answered(session, NOW_S - 8.0, ON_P)
+        world.answered(session, NOW_S - 7.9)
+    assert world.lost(600) == pytest.approx(0.9, abs=0.1)
+    assert world.lost(600, worker=ON_P) == 0.0
 
 
 def test_what_has_been_evicted_since_is_not_lost_again() -> None:

@@ -53,8 +53,10 @@ class Draining:
     async def check_engines(self) -> None:
         """No leg is left, and nobody is blamed for the proxy's end."""
         field = self.field
+        await field.until(field.at_rest)
+        # A P that had computed keeps that until its D, or its lease, lets go; a D what a P was to write that was ended.
+        field.end_leases()
         await field.until(lambda: not any(engine.scheduler.sequences for engine in field.engines.values()))
-        field.end_leases()  # a P that had computed keeps that until its D, or its lease, lets go
         assert field.pinned() == 0
         assert not any(engine.counters.traps for engine in field.engines.values())
         assert all(leg.ended_s is not None and leg.error is None for leg in field.newest().legs)

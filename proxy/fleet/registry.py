@@ -125,8 +125,9 @@ class Registry:
         configured = view.configured
         is_told = configured is None or configured.kv_events == NO_EVENTS  # else the config says it
         coordinates = view.worker.coordinates
-        has_told_it = bool(found.incarnation) and found.incarnation == view.incarnation  # also where one query failed
-        if configured is not None and (found.coordinates or not has_told_it):
+        is_same = bool(found.incarnation) and found.incarnation == view.incarnation
+        # What the same process told before still holds where it was not to be asked this time.
+        if configured is not None and (found.coordinates or not is_same):
             coordinates = {**configured.coordinates, **found.coordinates}
         worker = replace_worker(
             view.worker,

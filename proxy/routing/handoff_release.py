@@ -93,7 +93,7 @@ class HandoffRelease:
             await asyncio.wait({task})
             attempt.close()
         if both is not None:
-            fate = "taken" if both.has_prefilled or (not task.cancelled() and task.exception() is None) else "left"
+            fate = "taken" if both.has_handed_over else "left"
         elif attempt.handoff is None:
             fate = "aborted"
         elif not attempt.has_asked_decode:

@@ -135,9 +135,9 @@ class TwoLegs(Generic[T]):
             self._take(LegsEvent.LEFT)
 
     @property
-    def has_prefilled(self) -> bool:
-        """P's leg has ended well."""
-        return self._prefill.done() and _failure(self._prefill) is None
+    def has_handed_over(self) -> bool:
+        """D has what P computed, or gets it: P's leg has ended well, or D has begun to answer."""
+        return any(task.done() and _failure(task) is None for task in (self._prefill, self._decode))
 
     def close(self) -> None:
         """Ends what is under way, at any time; may be called twice."""

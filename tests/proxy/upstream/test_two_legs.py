@@ -158,6 +158,7 @@ async def test_no_order_of_events_leaves_a_leg_open(steps: str, result: str, end
     assert legs.ended == ended
     assert len(legs.told) == told
     assert len(asyncio.all_tasks()) == 1, "this test alone runs"
+    assert legs.both.has_handed_over == ("well" in ended.values())
     if result == "cancelled":
         assert legs.answer.cancelled()
     elif result == "answer":

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import aiohttp
 
+from ppd.servers.fleet.ports import free_ports
 from ppd.servers.fleet.process import EngineProcess
 from ppd.servers.vllm.launch import Launch
 
-from ..soak.fleet import free_ports
 from .fault_link import Conditions
 
 WORKERS = ("P1", "D1", "D2")

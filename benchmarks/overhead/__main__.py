@@ -4,6 +4,7 @@
     python -m benchmarks.overhead run                   # everything, three times: about ten minutes
     python -m benchmarks.overhead run --rows c=16 --subjects ppd --repetitions 1
     python -m benchmarks.overhead run --peer-policy cache_aware   # the peers look for known prefixes too
+    python -m benchmarks.overhead run --subjects ppd --before ../older/.venv/bin/ppd   # slower than another build?
     python -m benchmarks.overhead scale --processes 2   # what does a second process add?
     python -m benchmarks.overhead churn --minutes 60    # is PPD's memory stable?
 
@@ -42,7 +43,7 @@ from .processes import assign_cores, raise_descriptor_limit
 from .records import OverheadRun, RowRecord, encode, this_machine
 from .report import markdown
 from .rows import ROWS, Row
-from .subjects import DIRECT, POLICIES, PPD, SUBJECTS, Subject, subject
+from .subjects import DIRECT, POLICIES, PPD, SUBJECTS, Subject, earlier, subject
 from .trials import OverheadBench, measure, select
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -119,6 +120,9 @@ def install(names: tuple[str, ...]) -> None:
 @click.option("--peer-policy", type=click.Choice(POLICIES), default=POLICIES[0], show_default=True)
 @click.option("--seconds", type=click.FloatRange(0.1), default=2.0, show_default=True, help="of a row")
 @_ppd_args
+@click.option(
+    "--before", type=click.Path(path_type=Path), help="the command ppd of another environment: a build to compare with"
+)
 @click.option("--out", type=click.Path(path_type=Path), help="default: results/proxy_overhead-DATE.json, .md beside it")
 def run(
     subjects: str,
@@ -127,6 +131,7 @@ def run(
     peer_policy: str,
     seconds: float,
     ppd_args: str,
+    before: Path | None,
     out: Path | None,
 ) -> None:
     """Measure, print the table, and save it with its records."""
@@ -137,6 +142,7 @@ def run(
     chosen = [None if name == DIRECT else subject_of(name) for name in SUBJECTS if name in names]
     started_s, date = time.monotonic(), datetime.now(UTC).date().isoformat()
     with one_line_errors(), running_bench(seconds) as bench:
+        chosen += [earlier(before, more)] if before else []
         records = tuple(trials(chosen, wanted, repetitions, bench))
     found = OverheadRun(
         date=date,

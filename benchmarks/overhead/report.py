@@ -9,7 +9,7 @@ from statistics import median
 from .peers import PEERS
 from .records import OverheadRun, RowRecord
 from .rows import LINES, Better, ReportLine
-from .subjects import DIRECT, PPD, SUBJECTS
+from .subjects import BEFORE, DIRECT, PPD, SUBJECTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,10 @@ def compare(line: ReportLine, by_subject: Mapping[str, ReportCell]) -> LineVerdi
 
 
 def markdown(run: OverheadRun) -> str:
-    names = [name for name in SUBJECTS if any(record.subject == name for record in run.records)]
+    names = [name for name in (*SUBJECTS, BEFORE) if any(record.subject == name for record in run.records)]
     measured = {record.row for record in run.records}
-    heads = ["", *names, "ppd / best peer", "target", "holds"]
+    before = ["ppd / before (lowest, highest)"] if BEFORE in names else []
+    heads = ["", *names, *before, "ppd / best peer", "target", "holds"]
     rows = [heads, ["---", *["---:"] * (len(heads) - 2), "---"]]
     for line in LINES:
         if line.row not in measured:
@@ -83,10 +84,21 @@ def markdown(run: OverheadRun) -> str:
         verdict = compare(line, by_subject)
         ratio = f"{verdict.ratio:.2f} ({verdict.best})" if verdict.ratio is not None else "–"
         shown = [_shown(by_subject.get(name), line) for name in names]
+        shown += [_to_before(line, run.records)] if before else []
         rows.append([line.title, *shown, ratio, _target(line), _holds(verdict)])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     head = f"{about(run, 'the proxy on one core')} Peers choose workers by {run.peer_policy}."
     return f"{head}\n\n{table}\n{problems(run)}"
+
+
+def _to_before(line: ReportLine, records: Iterable[RowRecord]) -> str:
+    """The median of the repetitions' ratios: in each, both builds are measured one after the other."""
+    values: dict[int, dict[str, float]] = {}
+    for record in records:
+        if record.row == line.row and (value := line.value(record)):
+            values.setdefault(record.repetition, {})[record.subject] = value
+    ratios = [its[PPD] / its[BEFORE] for its in values.values() if {PPD, BEFORE} <= its.keys()]
+    return f"{median(ratios):.2f} ({min(ratios):.2f}, {max(ratios):.2f})" if ratios else "–"
 
 
 def _shown(cell: ReportCell | None, line: ReportLine) -> str:

@@ -13,12 +13,15 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
+from ppd.proxy.errors import ConfigError
+
 from .peers import PEERS, program
 from .processes import HOST
 
 DIRECT = "direct"
 PPD = "ppd"
 PPD_TWICE = "ppd x 2"  # two processes on one core: the cost of sharing state
+BEFORE = "ppd before"  # another build of PPD, which the run is told of
 SUBJECTS = (DIRECT, PPD, PPD_TWICE, *PEERS)
 POLICIES = ("round_robin", "cache_aware")  # that all peers have
 _STREAMS = "32768"  # more than any row has open
@@ -80,13 +83,23 @@ def subject(name: str, cache: Path, ppd_args: Sequence[str] = (), policy: str = 
 
 def several(processes: int, ppd_args: Sequence[str] = ()) -> Subject:
     more = (*ppd_args, "--processes", str(processes)) if processes > 1 else ppd_args
-    name = f"{PPD} x {processes}" if processes > 1 else PPD
-    return Subject(name, lambda ports: _ppd(ports, more), lambda ports: _ppd(ports, more))
+    return _build(f"{PPD} x {processes}" if processes > 1 else PPD, Path(sys.executable).with_name("ppd"), more)
 
 
-def _ppd(ports: SubjectPorts, more: Sequence[str]) -> list[str]:
+def earlier(path: Path, ppd_args: Sequence[str] = ()) -> Subject:
+    """path: the command `ppd` of the environment that the other build is installed in."""
+    if not path.is_file():
+        raise ConfigError(f"before = {path}: must be the command `ppd` of another environment")
+    return _build(BEFORE, path, ppd_args)
+
+
+def _build(name: str, path: Path, more: Sequence[str]) -> Subject:
+    return Subject(name, lambda ports: _ppd(path, ports, more), lambda ports: _ppd(path, ports, more))
+
+
+def _ppd(path: Path, ports: SubjectPorts, more: Sequence[str]) -> list[str]:
     """The same for both fleets: first turns are SPLIT, later ones LOCAL where the table says so."""
-    argv = [str(Path(sys.executable).with_name("ppd")), "serve", "--port", str(ports.port), "--heartbeat-port", "0"]
+    argv = [str(path), "serve", "--port", str(ports.port), "--heartbeat-port", "0"]
     argv += ["--workers", f"P={HOST}:{ports.prefill}", "--workers", f"D={HOST}:{ports.decode}"]
     for limit in ("connections-per-address", "max-inflight", "max-worker-inflight"):
         argv += [f"--{limit}", _STREAMS]

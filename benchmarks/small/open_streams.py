@@ -26,11 +26,12 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
+from ppd.servers.fleet.ports import free_ports
 from ppd.servers.fleet.process import EngineProcess
 from ppd.servers.vllm.launch import Launch
 
 from ..overhead.processes import HOST, raise_descriptor_limit
-from ..soak.fleet import free_ports, rss_kib
+from ..soak.fleet import rss_kib
 
 WORKERS = 4
 SOURCES = 8  # addresses of clients, as one may have only so many connections

@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -16,7 +15,8 @@ from typing import Any
 
 import aiohttp
 
-from ppd.servers.fleet.process import EngineFailed, EngineProcess
+from ppd.servers.fleet.ports import free_ports
+from ppd.servers.fleet.process import EngineProcess
 from ppd.servers.vllm.launch import Launch
 
 from .fault_plan import SPARE, WORKERS
@@ -27,7 +27,6 @@ LEASE_S = 8.0  # the proxy may be paused for longer
 POISON = "the prompt of death"
 _STARTS_S = 60.0
 _DIES_S = 1.0  # an engine that has just been killed is seen to have ended
-_PORTS = (18_000, 30_000)
 _NOT_HELD = ("0A", "06", "03")  # listening, TIME_WAIT, SYN_RECV
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{([^}]*)\})? (\S+)")
 
@@ -254,18 +253,6 @@ async def running_fleet(folder: Path, session: aiohttp.ClientSession, processes:
         stack.push_async_callback(fleet.stop)
         await fleet.start()
         yield fleet
-
-
-def free_ports(count: int) -> list[int]:
-    """Below the range of outgoing connections, so that none takes the port of a killed engine."""
-    first, found = _PORTS[0] + os.getpid() % 1000 * 10, list[int]()
-    for port in (*range(first, _PORTS[1]), *range(_PORTS[0], first)):
-        with socket.socket() as one, suppress(OSError):
-            one.bind((HOST, port))
-            found.append(port)
-        if len(found) == count:
-            return found
-    raise EngineFailed(f"fewer than {count} of the ports {_PORTS[0]} to {_PORTS[1]} are free")
 
 
 def rss_kib(pid: int) -> int:

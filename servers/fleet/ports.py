@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import random
 import socket
 from collections.abc import Mapping
 
@@ -14,6 +14,9 @@ FIRST_PORT = {Role.PREFILL: 8100, Role.DECODE: 8200, Role.REPLICA: 8300, Role.EN
 FIRST_SIDE_CHANNEL = 5600
 FIRST_SIDECAR = 8500
 PORTS_A_FLEET = 50
+_ANYWHERE = range(20_000, 30_000)  # below what systems give out: from 32,768 on Linux, from 49,152 elsewhere
+_ANY = random.SystemRandom()  # no two processes choose alike, whatever they have seeded
+_given: set[int] = set()
 
 
 def check_free(port: int, param: str, host: str = HOST) -> None:
@@ -54,12 +57,19 @@ def _listen(host: str, port: int) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """For programs that may listen anywhere."""
-    with contextlib.ExitStack() as stack:
-        taken = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for listening in taken:
-            listening.bind((HOST, 0))
-        return [listening.getsockname()[1] for listening in taken]
+    """For programs that may listen anywhere, each port given once by this process.
+
+    The system gives none of them to a program that asks for any port, nor to a connection: an engine takes seconds to
+    start, and then its port must still be free. ConfigError if there are not as many.
+    """
+    found: list[int] = []
+    for port in _ANY.sample(_ANYWHERE, len(_ANYWHERE)):
+        if port not in _given and is_free(port):
+            _given.add(port)
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise ConfigError(f"no {count} free ports between {_ANYWHERE.start} and {_ANYWHERE.stop - 1} on {HOST}")
 
 
 def free_offset(workers: Mapping[Role, int]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from benchmarks.overhead.records import Durations, LoadResult, Machine, OverheadRun, RowRecord
@@ -93,3 +94,20 @@ def test_the_table_says_why_a_peer_has_no_figure_and_counts_faults() -> None:
     assert "| c=16, CPU us a request | 405 (31 faults) | n/a |" in text
     assert text.count("is not there") == 1
     assert "P then D" not in text
+
+
+def test_another_build_is_compared_within_each_repetition() -> None:
+    """So that a machine that slows down between repetitions changes no ratio."""
+    records = [record("ppd", 20, 0), record("ppd before", 10, 0), record("ppd", 6, 1), record("ppd before", 4, 1)]
+    run = OverheadRun(
+        date="2026-01-01",
+        seconds=2.0,
+        repetitions=3,
+        machine=Machine("a core", 2, 8, "6.1", "3.11"),
+        versions={},
+        ppd_args=(),
+        took_s=1.0,
+        records=tuple(msgspec.structs.replace(one, row="c=16") for one in (*records, record("ppd", 9, 2))),
+    )
+    assert "| c=16, requests/s | 4 | 4 | 1.75 (1.50, 2.00) |" in markdown(run)
+    assert "ppd / before" not in markdown(msgspec.structs.replace(run, records=run.records[:1]))

@@ -9,7 +9,15 @@ import pytest
 
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
-from ppd.servers.fleet.ports import PORTS_A_FLEET, check_free, check_workers_free, free_offset, is_free, worker_ports
+from ppd.servers.fleet.ports import (
+    PORTS_A_FLEET,
+    check_free,
+    check_workers_free,
+    free_offset,
+    free_ports,
+    is_free,
+    worker_ports,
+)
 
 ONE_P = {Role.PREFILL: 1}
 
@@ -58,3 +66,25 @@ def test_a_fleet_beside_another_moves_all_its_workers_ports(ordinal: int) -> Non
         with pytest.raises(ConfigError, match=f"port_offset = {offset}: .*in use"):
             check_workers_free(ONE_P, offset)
         assert free_offset(ONE_P) >= offset + PORTS_A_FLEET
+
+
+def test_nothing_else_is_given_a_port_before_its_program_listens() -> None:
+    """Not by the system, which gives a program that asks for any port, or a connection, one of its own range."""
+    given = [port for _ in range(3) for port in free_ports(50)]
+    assert len(set(given)) == 150
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        assert max(given) < other.getsockname()[1]
+    assert all(map(is_free, given))
+
+
+def test_a_taken_port_is_given_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    (low,) = free_ports(1)
+    monkeypatch.setattr("ppd.servers.fleet.ports._ANYWHERE", range(low, low + 4))
+    monkeypatch.setattr("ppd.servers.fleet.ports._given", {low + 1})
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", low))
+        other.listen()
+        assert set(free_ports(2)) == {low + 2, low + 3}
+        with pytest.raises(ConfigError, match=f"no 1 free ports between {low} and {low + 3}"):
+            free_ports(1)

@@ -67,6 +67,7 @@ class Settings:
     def rules(self) -> Rules:
         if self.returns is None:
             return self._rules
+        self.returns.prefills_answer = self._rules.prefills_answer
         return msgspec.structs.replace(self._rules, returns=self.returns)
 
     def change(self, **live: object) -> None:
@@ -240,6 +241,7 @@ def _rules(config: ProxyConfig, laws: Laws, plugins: Schedule | None) -> Rules:
         warm_up_s=config.warm_up_s,
         laws=laws,
         moves_kv=config.moves_kv,
+        prefills_answer=config.prefills_answer,
         explore_share=config.explore_share,
         orders=order_rules(config),
         targets=target_rules(config),

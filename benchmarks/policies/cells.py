@@ -50,6 +50,7 @@ PARTS: Mapping[str, tuple[Cell, ...]] = {
     "links": _cells(("weka-64k", "mooncake"), FLEETS, LINKS),
     "ablations": _cells(("weka-32k", "mooncake"), FLEETS, ABLATIONS),  # what of it makes the subject better
     "trouble": _cells(("weka-64k", "mooncake"), FLEETS, TROUBLE),
+    "answering": _cells(TRACES, ("1P_3D", "2P_2D"), ("prefills-answer",)),
     "moves": _cells(("weka-64k", "mooncake"), FLEETS, ("moves-kv", "reads-back", "fetches-kv")),
 }
 USUAL_PARTS = ("traces",)  # of a run that ends within an hour on two cores

@@ -81,6 +81,7 @@ VARIANTS: Mapping[str, Variant] = {
     "no-elsewhere": _proxy(residency_elsewhere=False),
     "no-returns": _proxy(returns=False),
     "moves-kv": _rules(moves_kv=True),
+    "prefills-answer": _rules(prefills_answer=True),
     "reads-back": _proxy(reads_back=True),
     "fetches-kv": _rules(fetches_kv=True),  # as no stock engine does without proof of the prefix
 }

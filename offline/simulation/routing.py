@@ -116,8 +116,9 @@ class PolicyRouting:
         self._sessions = SessionTable(ttl_s=3600.0, capacity=1_000_000, beliefs=self._beliefs)
         self._tokens = TokenEstimator()
         self._forecasts = Forecasts()
-        returns = Returns(self._sessions, self._beliefs, self._forecasts) if proxy.returns else None
-        self._rules = replace(proxy.rules, laws=laws, returns=returns)
+        answers = proxy.rules.prefills_answer
+        returns = Returns(self._sessions, self._beliefs, self._forecasts, prefills_answer=answers)
+        self._rules = replace(proxy.rules, laws=laws, returns=returns if proxy.returns else None)
         self._hasher = Hasher(bytes(16))
         self._heartbeat_s, self._delay_s = setup.heartbeat_s, setup.heartbeat_delay_s
         self._encoding = Encoding(

@@ -210,12 +210,12 @@ class Beliefs:
     def book(self, worker: WorkerId) -> CacheBook | None:
         return self._books.get(worker)
 
-    def is_held_elsewhere(self, key: int, book: CacheBook) -> bool:
+    def is_held_elsewhere(self, key: int, book: CacheBook, *, prefills_answer: bool) -> bool:
         """Whether other workers hold as much of this history, or nearly.
 
-        A P is none for a D: a turn that comes back would have to wait until its KV has been moved.
+        Unless P answer too they are none for a D: a turn that comes back would have to wait until its KV has been moved.
         """
-        enough, answers = ELSEWHERE * book.held(key), not self._is_of_prefill(book.number)
+        enough, answers = ELSEWHERE * book.held(key), not (prefills_answer or self._is_of_prefill(book.number))
         return any(
             number != book.number and held >= enough and not (answers and self._is_of_prefill(number))
             for number, held in self._holders(key).items()

@@ -245,6 +245,12 @@ class ProxyConfig:
         "and another one pulls the KV and answers; for engines whose connector is nixl, R too",
         live=True,
     )
+    prefills_answer: bool = key(
+        False,
+        "whether modes that predict may have a P answer a turn alone, as an R does (route REPLICA), so that its cache "
+        "holds sessions too; for engines whose connector is nixl, not for `/v1/responses` (docs/modes.md)",
+        live=True,
+    )
     explore_share: Share = key(
         0.0,
         "share of turns in mode `slo` that go to another worker than the best, where that is expected to cost at most "

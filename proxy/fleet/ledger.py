@@ -283,7 +283,8 @@ def of_other_proxies(view: WorkerView, load: Load) -> Others:
     as ours.
     """
     requests = max(0, load.running + load.waiting - view.inflight)
-    running = 0 if view.role is Role.PREFILL else min(load.running, requests)  # what runs on a P are prompts
+    # What runs on a P are prompts, unless it answers turns too.
+    running = 0 if view.role is Role.PREFILL and not view.decoding else min(load.running, requests)
     if not running:
         context_tokens = 0
     elif load.kv_capacity_tokens:

@@ -104,8 +104,18 @@ class Candidates(msgspec.Struct, frozen=True):
             return self.prefills
         return [view for view in self.prefills if reads_back(view.worker) and self.can_hand_over(view, decode)]
 
+    def answering(self, turn: Turn) -> Sequence[WorkerView]:
+        """The P that may answer this turn alone, as an R does.
+
+        None a turn of `/v1/responses`, as a later one that names it would be sent to a D. None where D have sidecars:
+        there the one before the worker that answers sees to its turns.
+        """
+        if turn.is_response or any(view.worker.has_sidecar for view in self.decodes):
+            return ()
+        return [view for view in self.prefills if self.can_lend(view)]
+
     def can_lend(self, view: WorkerView) -> bool:
-        """Whether this D or R may compute a prompt for another one."""
+        """Whether this worker may also do what is not its role's: D and R compute for another one, P answer alone."""
         may = view.id not in self.excluded and not view.is_full(self.worker_limit) and not view.worker.has_sidecar
         return may and takes_either_leg(view.worker)
 

@@ -100,6 +100,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     returns: Returns | None = None  # of sessions to their workers; None: nothing is known of them
     weights: Weights = Weights(1.0, 1.0)
     moves_kv: bool = False  # whether a D or R may lend itself as P, and an R pull KV
+    prefills_answer: bool = False  # whether a P may answer a turn alone, as an R does
     fetches_kv: bool = False  # whether who computes a prompt may first fetch KV from any other one; simulated ones can
     explore_share: float = 0.0  # of turns in mode `slo`, that may go where it is not best
     worker_limit: int = 0  # legs that one worker takes at once; 0: any number

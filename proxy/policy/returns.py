@@ -46,10 +46,15 @@ class _Awaited(msgspec.Struct, frozen=True):
 
 
 class Returns:
-    def __init__(self, sessions: SessionTable, beliefs: Beliefs, forecasts: Forecasts) -> None:
+    """`prefills_answer` is that of the rules in force."""
+
+    def __init__(
+        self, sessions: SessionTable, beliefs: Beliefs, forecasts: Forecasts, *, prefills_answer: bool = False
+    ) -> None:
         self._sessions = sessions
         self._beliefs = beliefs
         self._forecasts = forecasts
+        self.prefills_answer = prefills_answer
         self._known: dict[tuple[WorkerId, str], _Awaited] = {}
 
     def rate(self, worker: WorkerId, model: str, now_s: float) -> float:
@@ -95,7 +100,9 @@ class Returns:
     def _chance(self, key: int, book: CacheBook, model: str, now_s: float) -> float:
         """That a turn comes back which only this worker serves from its cache."""
         session = self._sessions.of_history(key)
-        if session is None or (calls_tool := session.awaited()) is None or self._beliefs.is_held_elsewhere(key, book):
+        if session is None or (calls_tool := session.awaited()) is None:
+            return 0.0
+        if self._beliefs.is_held_elsewhere(key, book, prefills_answer=self.prefills_answer):
             return 0.0
         idle_s = now_s - session.seen_s
         return self._forecasts.chance_of_return(model, session.turn, calls_tool=calls_tool, idle_s=idle_s, now_s=now_s)

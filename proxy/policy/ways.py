@@ -1,9 +1,9 @@
 """The ways to serve a turn that are worth judging, each with what the laws predict of it.
 
 Never all pairs: the session's worker, those that hold most of the prompt, and the least loaded of each role; where an
-order has P or D come first, the one that it has chosen. Where KV
-may be moved, a D or R that holds the prompt's beginning may also lend itself as P: it computes the rest, and another
-one pulls all of it and answers. Where workers can fetch KV themselves, each way is also judged with that; else P can
+order has P or D come first, the one that it has chosen. Where KV may be moved, a D or R that holds the prompt's
+beginning may also lend itself as P: it computes the rest, and another one pulls all of it and answers. Where P may
+answer, they are judged as R are. Where workers can fetch KV themselves, each way is also judged with that; else P can
 read back what the session's D keeps for it.
 """
 
@@ -124,10 +124,11 @@ def ways(turn: Turn, candidates: Candidates, rules: Rules) -> list[Way]:
     else:
         decodes, feeding = looks.of((first,)), candidates.prefills_for(first)
     replicas = looks.of(_shortlist(turn, candidates.replicas, candidates))
+    as_replicas = looks.of(_shortlist(turn, candidates.answering(turn), candidates)) if rules.prefills_answer else []
     alone = [at for at in decodes if answers_alone(at.view.worker)]
     found = [
         Way(route, at, None, work, on_one(at, work))
-        for route, answering in ((_LOCAL, alone), (_REPLICA, replicas))
+        for route, answering in ((_LOCAL, alone), (_REPLICA, replicas), (_REPLICA, as_replicas))
         for at in answering
         for work in looks.works(at)
     ]

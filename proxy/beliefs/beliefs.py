@@ -213,7 +213,7 @@ class Beliefs:
     def is_held_elsewhere(self, key: int, book: CacheBook, *, prefills_answer: bool) -> bool:
         """Whether other workers hold as much of this history, or nearly.
 
-        Unless P answer too they are none for a D: a turn that comes back would have to wait until its KV has been moved.
+        A P is none for a D, unless P answer too: a turn that comes back would wait until its KV has been moved.
         """
         enough, answers = ELSEWHERE * book.held(key), not (prefills_answer or self._is_of_prefill(book.number))
         return any(

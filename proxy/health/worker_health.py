@@ -16,7 +16,7 @@ from ..errors import LegError
 from ..failures import ROWS, FailureRule, HealthEffect, Leg
 from ..fleet.registry import Registry
 from ..fleet.view import WorkerView
-from ..fleet.worker import PairId, WorkerId
+from ..fleet.worker import PairId, Role, WorkerId
 from ..policy import Decision
 from .circuit_breaker import Breakers, Circuit, RetryBudget
 
@@ -40,6 +40,7 @@ class WorkerHealth:
         self._registry = registry
         self._now = now
         self._moved_s: dict[PairId, float] = {}
+        self._spoiling: set[WorkerId] = set()  # P whose last answer of a whole turn failed
         self.to_ask_again: set[WorkerId] = set()  # P of failed legs, that may have begun anew: what D is told of them
 
     def asked(self, decision: Decision) -> None:
@@ -59,12 +60,12 @@ class WorkerHealth:
     def prefilled(self, decision: Decision, *, moved: bool) -> None:
         """The answer has begun, and P's leg has ended well. moved: D has P's KV.
 
-        The failures in a row of a lender do not end here, as it is a D or R.
+        The failures in a row of a lender do not end here, as it is a D or R, nor those of a P that spoils answers.
         """
         prefill = decision.prefill
         if prefill is None:
             return
-        if decision.lender is None:
+        if decision.lender is None and prefill.id not in self._spoiling:
             self.succeeded(prefill.id)
         else:
             self.close_half_open(prefill.id)
@@ -88,6 +89,7 @@ class WorkerHealth:
             self.succeeded(worker)
 
     def completed(self, decision: Decision) -> None:
+        self._spoiling.discard(decision.decode.id)
         self.succeeded(decision.decode.id)
 
     def succeeded(self, key: Key) -> None:
@@ -116,6 +118,8 @@ class WorkerHealth:
             self._fail((decision.prefill.id, decision.decode.id), exc, asked_s)
         else:
             self._count(row.health, exc, blamed(leg, decision), asked_s)
+        if leg is not Leg.PREFILL and decision.decode.role is Role.PREFILL:
+            self._spoiling.add(decision.decode.id)
         prefill = decision.prefill
         if row.health in _FAILURES and prefill is not None and query_of(prefill.configured or prefill.worker):
             self.to_ask_again.add(prefill.id)
@@ -136,6 +140,7 @@ class WorkerHealth:
     def forget(self, worker: WorkerId, since_s: float = math.inf) -> None:
         """The worker is gone for good, or has been another engine `since_s`."""
         self.breakers.forget(worker, since_s)
+        self._spoiling.discard(worker)
         self._moved_s = {pair: at_s for pair, at_s in self._moved_s.items() if worker not in pair or at_s >= since_s}
 
     def _count(self, effect: HealthEffect, exc: LegError, worker: WorkerId, asked_s: float) -> None:

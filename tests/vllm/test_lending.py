@@ -1,4 +1,4 @@
-"""A session that moves between real engines: one lends itself as P to the other, whatever their roles are called."""
+"""Engines that do what is not their role's: one lends itself as P to another, and a P answers turns alone."""
 
 from __future__ import annotations
 
@@ -64,3 +64,31 @@ async def test_a_session_moves_with_its_kv_and_says_what_one_engine_would(fleet:
     for number, turn in enumerate((first, second, third)):
         messages = chat.messages[: 2 * number + 1]
         assert turn.text == await fleet.straight(Role.PREFILL, messages, **salted(max_tokens=48))
+
+
+async def test_a_p_answers_turns_alone_and_hands_over_what_it_holds(fleet: Any, slow: str) -> None:
+    roles = (Role.PREFILL, Role.DECODE)
+    addresses = [(role, fleet.specs[role].address) for role in roles]
+    p, d = (address for _, address in addresses)
+    async with proxy_before(addresses, limit_s=60, mode=Mode.SLO, profile=slow, prefills_answer=True) as running:
+        client = ProxyClient(*running, TINY_NAME)
+        chat, body = client.conversation(), salted(max_tokens=48)
+        with crowded(client.proxy, d):
+            first = await chat.say(LONG, **body)
+        before = await fleet.counters(Role.PREFILL)
+        second = await chat.say(THREE[1], **body)
+        answered, pulled = [await fleet.counters(role) for role in roles]
+        with crowded(client.proxy, p):
+            third = await chat.say(THREE[2], **body)
+        handed_over, got = [await fleet.counters(role) for role in roles]
+    assert [turn.headers["X-PPD-Decode"] for turn in (first, second, third)] == ["P1", "P1", "D1"]
+    assert [turn.route for turn in (first, second, third)] == ["REPLICA", "REPLICA", "SPLIT"]
+    held = [turn.body["usage"]["prompt_tokens"] + turn.body["usage"]["completion_tokens"] for turn in (first, second)]
+    for tokens, after, earlier in ((held[0], answered, before), (held[1], handed_over, answered)):
+        hits = after["local_cache_hit"] - earlier.get("local_cache_hit", 0.0)
+        assert tokens - 2 * BLOCK <= hits <= tokens, "P computed only what was new"
+    prompt = third.body["usage"]["prompt_tokens"]
+    moved = got["external_kv_transfer"] - pulled.get("external_kv_transfer", 0.0)
+    assert prompt - BLOCK <= moved <= prompt
+    for number, turn in enumerate((first, second, third)):
+        assert turn.text == await fleet.straight(Role.REPLICA, chat.messages[: 2 * number + 1], **body)

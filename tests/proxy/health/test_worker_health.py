@@ -120,6 +120,21 @@ def test_a_prefill_ends_the_failures_in_a_row_of_a_p_and_not_those_of_a_lender(b
     assert bench.breakers.states(bench.clock()) == {}
 
 
+def test_the_prompts_of_a_p_that_breaks_its_answers_prove_nothing(bench: Bench) -> None:
+    """It answers turns alone too (`prefills_answer`), and would never be avoided."""
+    alone = replace(bench.decision(Leg.REPLICA), decode=bench.view(Role.PREFILL))
+    exc = LegError("", worker="", phase=Phase.STREAM, cause=Cause.RESET)
+    for _ in range(FAILURES - 1):
+        bench.health.failed(Leg.REPLICA, exc, alone, bench.clock())
+        bench.begins(bench.decision(Leg.PREFILL), moved=True)
+    assert bench.failures_left(bench.p) == 1
+    bench.clock.advance(OPEN_S)
+    bench.health.completed(alone)
+    bench.breakers.failed(bench.p, bench.clock(), began_s=bench.clock())
+    bench.begins(bench.decision(Leg.PREFILL), moved=True)
+    assert bench.failures_left(bench.p) == FAILURES, "it answers well again"
+
+
 @pytest.mark.parametrize(("retry_after_s", "passed_over_s"), [(7.0, 7.0), (0.0, OVERLOAD_S)])
 def test_a_busy_worker_is_passed_over_for_as_long_as_it_asks(
     bench: Bench, retry_after_s: float, passed_over_s: float

@@ -106,6 +106,16 @@ def test_what_another_worker_holds_too_is_not_lost() -> None:
     assert world.lost(600) == 0.0
 
 
+def test_where_p_answer_too_what_one_holds_is_as_good_as_a_ds() -> None:
+    world = World()
+    world.answered(1, NOW_S - 8.0, ON_P)
+    world.answered(1, NOW_S - 7.9)
+    world.answered(2, NOW_S - 4.0)
+    assert world.lost(600) > 0.8
+    world.returns.prefills_answer = True
+    assert world.lost(600, NOW_S + KEPT_S) == 0.0
+
+
 def test_what_a_p_holds_takes_no_ds_place_and_a_d_takes_a_ps() -> None:
     """A turn that comes back to its D would wait until P's KV is there; from P it needs nothing that its D has."""
     world = World()

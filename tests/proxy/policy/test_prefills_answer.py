@@ -1,0 +1,96 @@
+"""P that may answer turns alone: which of them do, and which turns they take."""
+
+from __future__ import annotations
+
+from dataclasses import replace as replace_worker
+
+import pytest
+from msgspec.structs import replace
+
+from ppd.proxy.config import Mode, StageOrder
+from ppd.proxy.fleet.view import WorkerView
+from ppd.proxy.policy import Decision, Route, Turn
+from ppd.proxy.policy.modes import PREDICTING
+from ppd.proxy.policy.stage_order import OrderRules
+from tests.proxy.policy.test_predicting_modes import BUSY, LATER, LONG, crowded, decided, queueing
+from tests.support.decisions import D1, D2, P1, P2, R1, held
+
+ON_P1 = replace(LATER, held=held(P1, 20_000), decode=P1.id)
+FULL = (crowded(D1), crowded(D2))
+
+
+def with_worker(view: WorkerView, **changes: object) -> WorkerView:
+    return replace(view, worker=replace_worker(view.worker, **changes))  # type: ignore[arg-type]
+
+
+def answering(decision: Decision) -> str:
+    """Who answers the turn alone; empty: it is split."""
+    return "" if decision.prefill is not None else decision.decode.name
+
+
+@pytest.mark.parametrize(
+    ("turn", "fleet", "expected"),
+    [
+        (LONG, (P1, *FULL), {"P1"}),  # no D has room for one stream more
+        (LONG, (P1, P2, *FULL, crowded(R1)), {"P1", "P2"}),
+        (ON_P1, (P1, D1, D2), {"P1"}),  # its KV need not move
+        (LATER, (P1, D1, D2), {"D2"}),  # it stays where it is held
+        (ON_P1, (queueing(P1, 20.0), D1, D2), {"D1", "D2"}),  # all of it is computed elsewhere sooner
+        (ON_P1, (crowded(P1), D1, D2), {"", "D1", "D2"}),  # P has too many streams itself
+        (replace(ON_P1, single_engine="n"), (P1, D1), {"D1"}),  # what no mode is asked about
+        (replace(ON_P1, stored_response=True, decode=D1.id, is_response=True), (P1, D1), {"D1"}),
+    ],
+)
+def test_a_p_answers_where_that_may_be_and_pays(turn: Turn, fleet: tuple[WorkerView, ...], expected: set[str]) -> None:
+    assert not answering(decided(turn, *fleet)).startswith("P")
+    decision = decided(turn, *fleet, prefills_answer=True)
+    assert answering(decision) in expected
+    if answering(decision).startswith("P"):
+        assert (decision.route, decision.lender) == (Route.REPLICA, None)
+        assert decision.prediction is not None
+        assert decision.prediction.moved_tokens == 0
+        assert decision.estimates(turn).new_on_prefill_tokens == 0, "all of it is booked as one leg"
+
+
+@pytest.mark.parametrize(
+    ("turn", "p", "decodes"),
+    [
+        (replace(LONG, is_response=True), P1, FULL),  # a later turn may name it
+        (LONG, replace(P1, places=1, inflight=1), FULL),
+        (LONG, replace(P1, draining=True), FULL),
+        (LONG, replace(P1, up=False), FULL),
+        (LONG, with_worker(P1, connector="p2p_nccl"), FULL),  # which reads all that P is asked for as a half
+        (LONG, with_worker(P1, connector="mooncake"), FULL),
+        (LONG, P1, tuple(with_worker(one, has_sidecar=True) for one in FULL)),
+    ],
+)
+def test_no_p_answers_what_it_could_not(turn: Turn, p: WorkerView, decodes: tuple[WorkerView, ...]) -> None:
+    decision = decided(turn, p, *decodes, prefills_answer=True)
+    assert decision.decode.name in ("D1", "D2")
+    assert not any(way.decode.name == "P1" and not way.excluded for way in decision.candidates)
+
+
+@pytest.mark.parametrize("mode", sorted(PREDICTING))
+def test_every_mode_that_predicts_judges_them(mode: Mode) -> None:
+    decision = decided(LONG, P1, *BUSY, mode=mode, prefills_answer=True)
+    assert any(way.route is Route.REPLICA and way.decode.name == "P1" for way in decision.candidates)
+    assert all(way.prefill is not way.decode for way in decision.candidates)
+
+
+@pytest.mark.parametrize("order", list(StageOrder))
+def test_in_every_order(order: StageOrder) -> None:
+    """Where D is chosen first it may turn out to be full, and P takes the turn."""
+    decision = decided(LONG, P1, *FULL, prefills_answer=True, orders=OrderRules(usual=order))
+    assert answering(decision) == "P1"
+
+
+def test_where_kv_may_be_moved_too_a_p_neither_lends_itself_nor_pulls() -> None:
+    decision = decided(ON_P1, P1, P2, *FULL, prefills_answer=True, moves_kv=True)
+    for way in decision.candidates:
+        assert way.prefill is None or way.decode.name[0] == "D"
+    assert decision.lender is None
+
+
+def test_an_engine_without_a_profile_does_not_answer() -> None:
+    decision = decided(LONG, P1, *FULL, unknown=(P1,), prefills_answer=True)
+    assert decision.decode.name in ("D1", "D2")

@@ -65,12 +65,13 @@ class WorkerHealth:
         prefill = decision.prefill
         if prefill is None:
             return
-        if decision.lender is None and prefill.id not in self._spoiling:
-            self.succeeded(prefill.id)
+        worker = prefill.id
+        if decision.lender is None and worker not in self._spoiling:
+            self.succeeded(worker)
         else:
-            self.close_half_open(prefill.id)
+            self.close_half_open(worker)
         if moved:
-            self.succeeded((prefill.id, decision.decode.id))
+            self.succeeded((worker, decision.decode.id))
 
     def prefill_left(self, decision: Decision) -> None:
         """P's leg was ended before its answer, as D's was at its end: what it was a probe of is still unknown."""
@@ -89,8 +90,9 @@ class WorkerHealth:
             self.succeeded(worker)
 
     def completed(self, decision: Decision) -> None:
-        self._spoiling.discard(decision.decode.id)
-        self.succeeded(decision.decode.id)
+        worker = decision.decode.id
+        self._spoiling.discard(worker)
+        self.succeeded(worker)
 
     def succeeded(self, key: Key) -> None:
         if isinstance(key, tuple):

@@ -175,15 +175,13 @@ class Look(NamedTuple):
 
     @classmethod
     def at(cls, body: bytes) -> Look:
-        """Short bodies cannot hold too many values, and large ones are not looked at here."""
+        """Large bodies are not looked at here. Without compiled code, a short one weighs at most its bytes."""
         if len(body) > LARGE_BYTES:
             return cls(math.inf)
-        if len(body) <= _SHORT_BYTES:
-            return cls(len(body))
         if plane.IS_BUILT:
             depth, _, weighs = plane.bones(body)
             return cls(weighs, depth)
-        return cls(weight(body))
+        return cls(weight(body) if len(body) > _SHORT_BYTES else len(body))
 
 
 def _read(decoder: msgspec.msgpack.Decoder[tuple[T | None, Unreadable | None]], answer: bytes) -> T:

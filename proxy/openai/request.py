@@ -169,11 +169,12 @@ def parse_request(endpoint: Endpoint, body: bytes, headers: Mapping[str, str], r
     """RequestError (400) for an invalid body. Names in `headers` are lower-case, or their case is ignored."""
     if rules.depth_limit is not None:
         check_depth(body, rules.depth_limit)
-    # Whatever is wrong with a body is told by the way that decodes all of it first.
-    with suppress(RequestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        located = body_members.located(body, "messages" if endpoint in _CHATS else None)
-        if located is not None:
-            return _within_limits(endpoint, located, headers, rules)
+    if len(body) > body_members.SHORT_BYTES:
+        # Whatever is wrong with a body is told by the way that decodes all of it first.
+        with suppress(RequestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            located = body_members.located(body, "messages" if endpoint in _CHATS else None)
+            if located is not None:
+                return _within_limits(endpoint, located, headers, rules)
     try:
         return _within_limits(endpoint, body_members.Members(_BODY.decode(body), body), headers, rules)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:

@@ -60,8 +60,13 @@ _YES = msgspec.Raw(b"true")
 
 
 class _Answer(msgspec.Struct):
-    kv_transfer_params: dict[str, msgspec.Raw] | None = None
+    kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
     usage: Usage | None = None
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
+_VALUES = msgspec.json.Decoder(dict[str, Any])
 
 
 class _Tokens(msgspec.Struct):
@@ -102,23 +107,24 @@ class Nixl:
 
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | NoHandoff:
         try:
-            body = msgspec.json.decode(without_nan(answer) or answer, type=_Answer)
+            body = _ANSWER.decode(without_nan(answer) or answer)
+            params = _MEMBERS.decode(body.kv_transfer_params)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return NoHandoff("answer_undecodable")
-        params = body.kv_transfer_params
         if not params:
             return NoHandoff("params_missing")
-        if (reason := _flaw(params)) is not None:
+        values = _values(body.kv_transfer_params, params)
+        if (reason := _flaw(values)) is not None:
             return NoHandoff(reason)
         if pair.handle is not None and not pair.handle.proves(_prompt_ids(answer)):
             return NoHandoff(NOT_A_PREFIX)
         usage = usage_of(body.usage)
-        hits = _count(params, "remote_prefill_cached_tokens")
+        hits = _count(values, "remote_prefill_cached_tokens")
         if pair.handle is not None:  # what was read back is in P's usage
             hits = max(hits or 0, usage.cached_tokens or 0)
         return Handoff(
-            params=_reachable(params, pair.prefill.address),
-            tokens=_count(params, "remote_num_tokens") or 0,
+            params=_reachable(params, values, pair.prefill.address),
+            tokens=_count(values, "remote_num_tokens") or 0,
             cached_tokens=hits if hits is not None else usage.cached_tokens,
         )
 
@@ -147,15 +153,18 @@ def handle_params(told: bytes, decode: Worker, handoff: Handoff) -> bytes | None
     handoff: from which D had the prompt. vLLM pairs blocks from the last one on, so none too many may be in the list.
     """
     try:
-        params = msgspec.json.decode(told, type=dict[str, msgspec.Raw])
+        params = _MEMBERS.decode(told)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if _value(params, "do_remote_decode") is not True or _value(params, "do_remote_prefill") is not False:
+    if not params:
+        return None
+    values = _values(told, params)
+    if values.get("do_remote_decode") is not True or values.get("do_remote_prefill") is not False:
         return None
     sizes = _block_sizes(handoff.params)
-    if _pinned_flaw(params) or len(sizes) != 1 or not sizes <= _block_sizes(params):
+    if _pinned_flaw(values) or len(sizes) != 1 or not sizes <= _block_sizes(params):
         return None
-    return msgspec.json.encode(_reachable(params, decode.address))
+    return msgspec.json.encode(_reachable(params, values, decode.address))
 
 
 def _block_sizes(params: dict[str, Any]) -> set[int]:
@@ -174,20 +183,28 @@ def _prompt_ids(answer: bytes) -> list[int]:
         return []
 
 
-def _flaw(params: dict[str, msgspec.Raw]) -> str | None:
-    if _value(params, "do_remote_prefill") is not True:
+def _values(told: bytes | msgspec.Raw, params: dict[str, msgspec.Raw]) -> dict[str, Any]:
+    """Of these parameters, told in one object. One that cannot be decoded is None, and the worker will reject it."""
+    try:
+        return _VALUES.decode(told)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {name: decoded(value) for name, value in params.items()}
+
+
+def _flaw(values: dict[str, Any]) -> str | None:
+    if values.get("do_remote_prefill") is not True:
         return "not_a_remote_prefill"
-    return _pinned_flaw(params)
+    return _pinned_flaw(values)
 
 
-def _pinned_flaw(params: dict[str, msgspec.Raw]) -> str | None:
+def _pinned_flaw(values: dict[str, Any]) -> str | None:
     """What is wrong with the blocks that one engine pins for another."""
-    if _value(params, "transfer_mode") not in (None, "pull"):
+    if values.get("transfer_mode") not in (None, "pull"):
         return "transfer_mode_not_pull"
-    if not _pins_blocks(_value(params, "remote_block_ids")):
+    if not _pins_blocks(values.get("remote_block_ids")):
         return "remote_block_ids_empty"
     for name, kind in _NEEDED.items():
-        value = _value(params, name)
+        value = values.get(name)
         if value is None or value == "":
             return f"{name}_missing"
         if type(value) is not kind:
@@ -202,17 +219,17 @@ def _pins_blocks(groups: Any) -> bool:
     return any(type(group) is int or group for group in groups)
 
 
-def _reachable(params: dict[str, msgspec.Raw], address: str) -> dict[str, Any]:
+def _reachable(params: dict[str, msgspec.Raw], values: dict[str, Any], address: str) -> dict[str, Any]:
     """With the host at which the proxy reaches P, in place of a host that only P itself can reach."""
     host = address.rpartition(":")[0].strip("[]")
     is_local = host in _LOCAL_HOSTS or host.startswith("127.")
-    if is_local or _value(params, "remote_host") not in _LOCAL_HOSTS:
+    if is_local or values.get("remote_host") not in _LOCAL_HOSTS:
         return dict(params)
     return {**params, "remote_host": encoded(host)}
 
 
-def _count(params: dict[str, msgspec.Raw], name: str) -> int | None:
-    value = _value(params, name)
+def _count(values: dict[str, Any], name: str) -> int | None:
+    value = values.get(name)
     return value if type(value) is int and value >= 0 else None
 
 

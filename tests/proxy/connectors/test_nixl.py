@@ -126,6 +126,12 @@ def test_blocks_come_in_groups_or_flat(blocks: object, make_pair: MakePair) -> N
     assert isinstance(Nixl().handoff(answer({**PARAMS, "remote_block_ids": blocks}), make_pair()), Handoff)
 
 
+def test_a_parameter_that_nobody_here_can_read_goes_on_as_it_came(make_pair: MakePair) -> None:
+    handoff = Nixl().handoff(answer({**PARAMS, "new": "?"}).replace(b"?", b"\xff"), make_pair())
+    assert isinstance(handoff, Handoff)
+    assert (bytes(handoff.params["new"]), handoff.tokens) == (b'"\xff"', 734)
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -158,6 +164,7 @@ def test_blocks_come_in_groups_or_flat(blocks: object, make_pair: MakePair) -> N
         (answer({**PARAMS, "remote_port": True}), "remote_port_invalid"),
         (answer(without("tp_size")), "tp_size_missing"),
         (answer({**PARAMS, "tp_size": 1.5}), "tp_size_invalid"),
+        (answer({**PARAMS, "remote_host": "?"}).replace(b"?", b"\xff"), "remote_host_missing"),
     ],
 )
 def test_an_incomplete_answer_is_no_handoff_and_says_why(body: bytes, reason: str, make_pair: MakePair) -> None:

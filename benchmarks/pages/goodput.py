@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,7 @@ from ..policies.measuring import Method
 from ..policies.records import CellRecord
 from ..policies.summary import Standing, standings
 from ..policies.traces import TRACES
+from ..policies.variants import PREFILLS_ANSWER, USUAL
 
 RECORDS: Final = Path(__file__).parents[1] / "results" / "policies"
 BEGIN, END = "<!-- goodput, by python -m benchmarks.pages -->\n", "<!-- end of goodput -->\n"
@@ -23,6 +25,9 @@ METHOD: Final = (
     "Simulated: sessions a second of which this share of first turns, and of later ones, meet the targets\n"
     "([how](../measuring.md#goodput)). In brackets: over the best other mode that is recorded there\n"
     "([all modes](../../benchmarks/results/policies/policies.md))."
+)
+ANSWERING: Final = (
+    "With [`prefills_answer`](../modes.md#p-that-answer), in brackets over the best other mode with it or without:"
 )
 NOT_RECORDED: Final = (
     "Its goodput is not recorded: `python -m benchmarks.policies --data DATA --modes {name}` measures it\n"
@@ -40,32 +45,42 @@ def with_goodput(page: str, name: str) -> str:
 
 @lru_cache(maxsize=1)
 def recorded() -> Found:
-    cells = [Cell(trace, fleet).name for trace in TRACES for fleet in FLEETS]
+    cells = [Cell(*one).name for one in product(TRACES, FLEETS, (USUAL, PREFILLS_ANSWER))]
     return records.load_all(RECORDS, cells, Method(data=Path()).name)
 
 
 def as_markdown(name: str, found: Found) -> str:
-    fleets = [fleet for fleet in FLEETS if any(_has(found, Cell(trace, fleet), name) for trace in TRACES)]
+    tables = [(METHOD, _table(name, found, USUAL)), (ANSWERING, _table(name, found, PREFILLS_ANSWER))]
+    shown = [f"{text}\n\n{table}" for text, table in tables if table]
+    return "\n".join(shown) or NOT_RECORDED.format(name=name) + "\n"
+
+
+def _table(name: str, found: Found, variant: str) -> str:
+    """Empty where nothing is recorded. The best other mode is looked for without the variant too."""
+    others = [*dict.fromkeys((variant, USUAL))]
+
+    def cell(trace: str, fleet: str, question: str) -> str:
+        own, *rest = [standings(found.get(Cell(trace, fleet, one).name, {}), question) for one in others]
+        return _cell(own, [*own, *(one for usual in rest for one in usual)], name)
+
+    fleets = [one for one in FLEETS if any(cell(trace, one, which) for trace in TRACES for which in QUESTIONS.values())]
     if not fleets:
-        return NOT_RECORDED.format(name=name) + "\n"
+        return ""
     columns = [(fleet, share, question) for fleet in fleets for share, question in QUESTIONS.items()]
-    lines = [METHOD, "", _row("trace", *(f"{fleet}, {share}" for fleet, share, _ in columns))]
-    lines.append("|---" + "|---:" * len(columns) + "|")
+    lines = [
+        _row("trace", *(f"{fleet}, {share}" for fleet, share, _ in columns)),
+        "|---" + "|---:" * len(columns) + "|",
+    ]
     for trace in TRACES:
-        shown = [_cell(found.get(Cell(trace, fleet).name, {}), question, name) for fleet, _, question in columns]
+        shown = [cell(trace, fleet, question) for fleet, _, question in columns]
         if any(shown):
             lines.append(_row(trace, *(text or "–" for text in shown)))
     return "\n".join(lines) + "\n"
 
 
-def _has(found: Found, cell: Cell, name: str) -> bool:
-    return any(_cell(found.get(cell.name, {}), question, name) for question in QUESTIONS.values())
-
-
-def _cell(outcomes: Mapping[str, CellRecord], question: str, name: str) -> str:
-    """Empty where nothing is recorded."""
-    known: list[Standing] = standings(outcomes, question)
-    own = next((one for one in known if one.mode == name), None)
+def _cell(its: Sequence[Standing], known: Sequence[Standing], name: str) -> str:
+    """Empty where nothing is recorded. its: the goodput of modes in this cell; known: all that it stands beside."""
+    own = next((one for one in its if one.mode == name), None)
     if own is None:
         return ""
     best = max((one.mean for one in known if one.mode not in (name, ORACLE)), default=0.0)

@@ -9,7 +9,7 @@ from itertools import product
 from ppd.servers.fleet.topology import Topology
 
 from .traces import SHAPES, TRACES
-from .variants import USUAL
+from .variants import PREFILLS_ANSWER, USUAL
 
 FLEETS = ("1P_3D", "2P_2D", "4R")
 BY_SIZE = ("2P_6D", "4P_4D", "8R", "4P_12D", "8P_8D", "16R")
@@ -50,7 +50,7 @@ PARTS: Mapping[str, tuple[Cell, ...]] = {
     "links": _cells(("weka-64k", "mooncake"), FLEETS, LINKS),
     "ablations": _cells(("weka-32k", "mooncake"), FLEETS, ABLATIONS),  # what of it makes the subject better
     "trouble": _cells(("weka-64k", "mooncake"), FLEETS, TROUBLE),
-    "answering": _cells(TRACES, ("1P_3D", "2P_2D"), ("prefills-answer",)),
+    "answering": _cells(TRACES, ("1P_3D", "2P_2D"), (PREFILLS_ANSWER,)),
     "moves": _cells(("weka-64k", "mooncake"), FLEETS, ("moves-kv", "reads-back", "fetches-kv")),
 }
 USUAL_PARTS = ("traces",)  # of a run that ends within an hour on two cores

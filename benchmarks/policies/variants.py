@@ -15,6 +15,7 @@ from ppd.proxy.errors import ConfigError
 from ppd.servers.fleet.topology import Topology
 
 USUAL = "usual"
+PREFILLS_ANSWER = "prefills-answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ VARIANTS: Mapping[str, Variant] = {
     "no-elsewhere": _proxy(residency_elsewhere=False),
     "no-returns": _proxy(returns=False),
     "moves-kv": _rules(moves_kv=True),
-    "prefills-answer": _rules(prefills_answer=True),
+    PREFILLS_ANSWER: _rules(prefills_answer=True),
     "reads-back": _proxy(reads_back=True),
     "fetches-kv": _rules(fetches_kv=True),  # as no stock engine does without proof of the prefix
 }

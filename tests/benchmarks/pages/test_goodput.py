@@ -28,6 +28,15 @@ def test_a_mode_stands_beside_the_best_other_one_and_never_the_oracle() -> None:
     assert row("replica") == "| mix | 3 | – |", "alone there"
 
 
+def test_what_p_that_answer_bring_stands_beside_all_others_without_them() -> None:
+    answering = "mix.2P_2D.prefills-answer"
+    found = {**FOUND, answering: {mode: record(answering, mode, rate) for mode, rate in (("slo", 6.0), ("slack", 0.5))}}
+    first, second = as_markdown("slo", found).split("With [`prefills_answer`]")
+    assert first.strip().splitlines()[-1] == "| mix | 2 (2.00) | – |"
+    assert second.splitlines()[-1] == "| mix | 6 (6.00) | – |"
+    assert as_markdown("slack", found).splitlines()[-1] == "| mix | 0.5 (0.08) | – |"
+
+
 def test_only_fleets_with_records_have_columns() -> None:
     assert "| trace | 2P_2D, 90 % | 2P_2D, 98 % |" in as_markdown("slo", FOUND)
 

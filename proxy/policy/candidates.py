@@ -104,15 +104,13 @@ class Candidates(msgspec.Struct, frozen=True):
             return self.prefills
         return [view for view in self.prefills if reads_back(view.worker) and self.can_hand_over(view, decode)]
 
-    def answering(self, turn: Turn) -> Sequence[WorkerView]:
-        """The P that may answer this turn alone, as an R does.
+    def prefills_answer(self, turn: Turn) -> bool:
+        """Whether a P may answer this turn alone, as an R does.
 
         None a turn of `/v1/responses`, as a later one that names it would be sent to a D. None where D have sidecars:
         there the one before the worker that answers sees to its turns.
         """
-        if turn.is_response or any(view.worker.has_sidecar for view in self.decodes):
-            return ()
-        return [view for view in self.prefills if self.can_lend(view)]
+        return not turn.is_response and not any(view.worker.has_sidecar for view in self.decodes)
 
     def can_lend(self, view: WorkerView) -> bool:
         """Whether this worker may also do what is not its role's: D and R compute for another one, P answer alone."""

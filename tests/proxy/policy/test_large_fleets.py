@@ -245,7 +245,14 @@ def test_who_is_picked_is_who_the_rules_pick_among_all(seed: int) -> None:
 )
 def test_a_decision_over_the_order_is_the_one_over_lists(mode: Mode, order: StageOrder) -> None:
     laws = WorkerLaws(Profiles("h100-llama-3.1-8b"))
-    ruled = Rules(mode=mode, warm_up_s=WARM_UP_S, laws=laws, moves_kv=True, orders=OrderRules(usual=order))
+    ruled = Rules(
+        mode=mode,
+        warm_up_s=WARM_UP_S,
+        laws=laws,
+        moves_kv=True,
+        prefills_answer=True,
+        orders=OrderRules(usual=order),
+    )
     for seed in range(100, 112):
         one = RandomFleet(seed)
         for _ in range(12):

@@ -15,7 +15,7 @@ from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.gateway.headers import ATTEMPTS, DESTINATION, LB_NAMESPACE, PREFILLER, SERVED
 from ppd.proxy.gateway.workers_file import WorkersFile
 from tests.proxy.gateway.envoy import D1, D2, P1, R1, Envoy, chat, mutation, proxy_of
-from tests.support.fleet import has_work
+from tests.support.fleet import crowded, has_work
 
 FLEET = (f"P={P1}", f"D={D1}", f"D={D2}", f"R={R1}")
 D3 = "10.0.1.3:8000"
@@ -172,3 +172,18 @@ async def test_the_file_holds_d_and_r_by_address_and_is_replaced_when_they_chang
 async def test_a_file_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"picker_workers_file = .*missing.*: must be a file that can be written"):
         WorkersFile(tmp_path / "missing" / "workers.json", proxy_of(()).state.registry).open()
+
+
+async def test_a_p_may_be_named_too_where_p_answer() -> None:
+    """Envoy then goes to P's engine, which has no sidecar before it and needs none."""
+    settings = {"mode": Mode.SLO, "profile": "h100-llama-3.1-8b", "prefills_answer": True, "picker_fallbacks": 0}
+    envoy = Envoy(proxy_of(FLEET[:2], **settings))
+    with crowded(envoy.proxy, WorkerId(D1)):
+        await envoy.turn(chat(stream=True))
+        assert named(envoy) == [P1]
+        assert PREFILLER not in mutation(envoy.answers[-1])[0]
+        envoy.tell("response_headers", headers={":status": "200", "content-type": "text/event-stream"})
+        envoy.call.half_closed()
+    receipt = envoy.receipt
+    assert (receipt.route, receipt.decode, receipt.prefill, receipt.outcome) == ("REPLICA", "P1", "", "completed")
+    assert envoy.is_idle

@@ -11,9 +11,8 @@ from ppd.proxy.config import Mode, StageOrder
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.policy import Decision, Route, Turn
 from ppd.proxy.policy.modes import PREDICTING
-from ppd.proxy.policy.modes.slo import TAKEN_IN
 from ppd.proxy.policy.stage_order import OrderRules
-from tests.proxy.policy.test_predicting_modes import BUSY, LATER, LONG, crowded, decided, queueing, streaming
+from tests.proxy.policy.test_predicting_modes import BUSY, LATER, LONG, crowded, decided, queueing
 from tests.support.decisions import D1, D2, P1, P2, R1, held
 
 ON_P1 = replace(LATER, held=held(P1, 20_000), decode=P1.id)
@@ -69,16 +68,6 @@ def test_no_p_answers_what_it_could_not(turn: Turn, p: WorkerView, decodes: tupl
     decision = decided(turn, p, *decodes, prefills_answer=True)
     assert decision.decode.name in ("D1", "D2")
     assert not any(way.decode.name == "P1" and not way.excluded for way in decision.candidates)
-
-
-def test_a_p_stays_free_for_prompts_where_it_would_gain_little() -> None:
-    fleet = (P1, streaming(D1, 1))
-    decision = decided(LONG, *fleet, prefills_answer=True)
-    of_p = next(way for way in decision.candidates if way.decode.name == "P1")
-    assert (decision.decode.name, of_p.terms["taken_in"]) == ("D1", TAKEN_IN)
-    assert of_p.score - TAKEN_IN < decision.candidates[0].score, "it would be the best way"
-    at_home = decided(ON_P1, *fleet, prefills_answer=True)
-    assert (at_home.decode.name, at_home.candidates[0].terms["taken_in"]) == ("P1", 0.0)
 
 
 @pytest.mark.parametrize("mode", sorted(PREDICTING))

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ...fleet.worker import Role
 from ...laws.prediction import Outlook, Work
 from ..candidates import Candidates
 from ..decision import Preference, Rules, Turn
@@ -28,7 +27,6 @@ EXPLORED = "explored"  # reason of a way that is not the best
 EXPLORED_COST = 0.05  # expected misses, at most
 WORK_WEIGHT = 0.02  # of what is close in all else, the way that takes less of the fleet
 MOVE_WEIGHT = 0.005
-TAKEN_IN = 0.05  # by a P that a session comes to: its later turns will wait for prompts there, and prompts for them
 
 
 def slo(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
@@ -53,9 +51,7 @@ def _explored(preference: Preference) -> Preference:
     return replace(preference, route=other.route, reason=EXPLORED, ways=[other, *rest])
 
 
-_PREFILL = Role.PREFILL  # looking up enum members by name is slow
-
-TERMS = "ttft", "tpot", "streams", "batch", "queue", "evicted", "work", "moved", "taken_in"
+TERMS = "ttft", "tpot", "streams", "batch", "queue", "evicted", "work", "moved"
 
 
 class ExpectedMisses:
@@ -82,7 +78,6 @@ class ExpectedMisses:
             0.0 if rules.returns is None else EVICTED_WEIGHT * _evicted(turn, way, rules.returns),
             WORK_WEIGHT * (ttft_s / limit_s + prediction.tpot_s / targets.tpot_s),
             MOVE_WEIGHT * prediction.transfer_s / limit_s,
-            TAKEN_IN if decode.view.role is _PREFILL and decode.view.id != turn.decode else 0.0,
         )
 
     def _slowed_on(self, at: Outlook, target_s: float) -> Slowed:

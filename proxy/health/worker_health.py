@@ -120,7 +120,7 @@ class WorkerHealth:
             self._fail((decision.prefill.id, decision.decode.id), exc, asked_s)
         else:
             self._count(row.health, exc, blamed(leg, decision), asked_s)
-        if leg is not Leg.PREFILL and decision.decode.role is Role.PREFILL:
+        if row.health in _FAILURES and leg is not Leg.PREFILL and decision.decode.role is Role.PREFILL:
             self._spoiling.add(decision.decode.id)
         prefill = decision.prefill
         if row.health in _FAILURES and prefill is not None and query_of(prefill.configured or prefill.worker):

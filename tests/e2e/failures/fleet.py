@@ -13,10 +13,11 @@ from typing import Any, ClassVar, Self
 import aiohttp
 
 from ppd.proxy.config import Mode
+from ppd.proxy.connectors import answers_alone
 from ppd.proxy.failures import Leg
 from ppd.proxy.fleet.booking import LEASE_S
 from ppd.proxy.fleet.view import WorkerView
-from ppd.proxy.fleet.worker import WorkerId
+from ppd.proxy.fleet.worker import Role, WorkerId
 from ppd.proxy.policy import Route
 from ppd.proxy.telemetry.receipts import LegRecord, Receipt
 from ppd.servers.sim.core.fault_orders import Faults
@@ -233,7 +234,10 @@ class FaultFleet(Fleet):
         """A turn is inside and hangs; there must be room for that one alone."""
         for engine in self.engines.values():
             engine.faults = Faults(hang=1)
-        body = Talk([{"role": "user", "content": "I hang"}]).body()
+        workers = [view.worker for view in self.proxy.state.registry.views() if view.role is not Role.PREFILL]
+        # One engine answers it where one can (`n`): no P goes on for a D, until its time-out, when the client leaves.
+        alone = {"n": 2} if all(map(answers_alone, workers)) else {}
+        body = Talk([{"role": "user", "content": "I hang"}]).body(**alone)
         blocking = asyncio.create_task(self.ask(body))
         await self.until(lambda: any(not engine.faults.hang for engine in self.engines.values()))
         for engine in self.engines.values():

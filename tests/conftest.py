@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from ppd.proxy.config import DataPlane
 from tests.support import proxy as proxy_client
 from tests.support.clock import FakeClock
+from tests.support.tidy_loop import TidyLoops
 
 # The same examples everywhere and no clock: a slow machine must not fail a test, nor a lucky one pass it.
 settings.register_profile("project", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -25,6 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    asyncio.set_event_loop_policy(TidyLoops())
     proxy_client.DEFAULTS["data_plane"] = DataPlane(config.getoption("--data-plane"))
 
 

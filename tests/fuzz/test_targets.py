@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,24 +23,34 @@ def test_the_seeds_hold(name: str) -> None:
         TARGETS[name](seed)
 
 
-@pytest.mark.parametrize("name", TARGETS)
-def test_what_grows_from_the_seeds_holds(name: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def fuzzer() -> Iterator[Callable[..., None]]:
+    """One process imports and instruments everything, which is most of the work; each target runs in a fork of it."""
     pytest.importorskip("atheris", reason="it has wheels for Linux on x86-64 only")
+    script = Path(__file__).with_name("fuzz.py")
+    with subprocess.Popen(
+        [sys.executable, str(script), "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        told, heard = process.stdin, process.stdout
+
+        def fuzz(log: Path, limit_s: float, *arguments: str) -> None:
+            print(json.dumps([str(log), limit_s, *arguments]), file=told, flush=True)
+            assert heard.readline() == "0\n", log.read_text(errors="replace")[-3000:]
+
+        yield fuzz
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_grows_from_the_seeds_holds(name: str, fuzzer: Callable[..., None], tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for index, seed in enumerate(SEEDS[name]):
         (corpus / str(index)).write_bytes(seed)
-    script = Path(__file__).with_name("fuzz.py")
     # libFuzzer's own limit reads the peak of the process that started it too, which is this test run's.
     options = [f"-max_total_time={SECONDS[name]}", "-seed=1", "-rss_limit_mb=0", f"-artifact_prefix={tmp_path}/"]
-    done = subprocess.run(
-        [sys.executable, str(script), name, *options, str(corpus)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS[name] + 60,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    fuzzer(tmp_path / "log", SECONDS[name] + 60, name, *options, str(corpus))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +47,8 @@ HEADER = (
 )
 
 
-def measured() -> list[RunResult]:
+@cache
+def measured() -> tuple[RunResult, ...]:
     """A small sweep of an engine whose costs are known."""
     results = []
     for topology, x in (("1R", None), ("1P_1D", 0.0), ("1P_1D", 1.0)):
@@ -59,10 +62,10 @@ def measured() -> list[RunResult]:
             results.append(
                 RunResult(run=run, outcome=Outcome.FINISHED, origin=ORIGIN, started="", wall_s=0.0, records=records)
             )
-    return results
+    return tuple(results)
 
 
-def saved(folder: Path, results: list[RunResult]) -> Path:
+def saved(folder: Path, results: Sequence[RunResult]) -> Path:
     sweep = SweepFolder.create(folder, grid_file.read("quick"), ORIGIN, "2026-01-01T00:00:00Z")
     for result in results:
         sweep.save(result)

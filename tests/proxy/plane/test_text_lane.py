@@ -125,11 +125,11 @@ async def test_a_client_that_does_not_read_stops_the_worker_and_loses_nothing() 
     rig = Rig(lane=True)
     await rig.begin()
     await rig.says(FIRST)
-    piece, said = chunks(event("a" * 900)), "first"
+    piece, said = chunks(event("a" * 900)) * 8, "first"  # several at once: megabytes fit into the sockets
     rig.worker.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
     while not rig.client.pauses:
         await rig.says(piece)
-        said += "a" * 900
+        said += "a" * 900 * 8
     assert rig.answer.is_paused
     while rig.answer.is_paused:
         rig.read()

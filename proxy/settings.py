@@ -156,7 +156,8 @@ class Settings:
 
 def profiles(config: ProxyConfig, workers: Iterable[Worker]) -> Profiles:
     """ConfigError names the key of each engine profile that cannot be loaded."""
-    return Profiles(config.profile, {worker.profile for worker in workers})
+    named = {worker.profile for worker in workers}
+    return Profiles(config.profile, named, long_prefill_tokens=config.long_prefill_tokens)
 
 
 def check_table(name: str) -> None:

@@ -12,12 +12,27 @@ from hypothesis import HealthCheck, settings
 from ppd.proxy.config import DataPlane
 from tests.support import proxy as proxy_client
 from tests.support.clock import FakeClock
-from tests.support.tidy_loop import TidyLoops
 
 # The same examples everywhere and no clock: a slow machine must not fail a test, nor a lucky one pass it.
 settings.register_profile("project", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", settings.get_profile("project"), max_examples=25)  # `make check`'s
 settings.load_profile("project")
+
+
+class TidyLoop(asyncio.SelectorEventLoop):
+    """When a test is over, one end of a connection may not have heard yet what the other end did last: such a one is
+    closed here. Else the collector would find it minutes later, and warn of it in whichever test runs then."""
+
+    def close(self) -> None:
+        if not self.is_closed():
+            for transport in list(self._transports.values()):  # type: ignore[attr-defined]
+                transport.abort()
+            self.run_until_complete(asyncio.sleep(0))
+        super().close()
+
+
+class TidyLoops(asyncio.DefaultEventLoopPolicy):
+    _loop_factory = TidyLoop
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

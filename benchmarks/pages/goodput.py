@@ -16,7 +16,7 @@ from ..policies.measuring import Method
 from ..policies.records import CellRecord
 from ..policies.summary import Standing, standings
 from ..policies.traces import TRACES
-from ..policies.variants import PREFILLS_ANSWER, USUAL
+from ..policies.variants import LONG_PREFILLS, LONG_PREFILLS_ANSWER, PREFILLS_ANSWER, USUAL
 
 RECORDS: Final = Path(__file__).parents[1] / "results" / "policies"
 BEGIN, END = "<!-- goodput, by python -m benchmarks.pages -->\n", "<!-- end of goodput -->\n"
@@ -29,6 +29,18 @@ METHOD: Final = (
 ANSWERING: Final = (
     "With [`prefills_answer`](../modes.md#p-that-answer), in brackets over the best other mode with it or without:"
 )
+CAPPED: Final = (
+    "On engines that compute at most 2,048 tokens of one prompt in a step while they have other requests\n"
+    "([long prompts](../laws.md#long-prompts)), in brackets over the best other mode on such engines:"
+)
+CAPPED_ANSWERING: Final = "On such engines and with `prefills_answer`, in brackets over the best other mode on them:"
+TABLES: Final = (
+    (METHOD, USUAL, ()),
+    (ANSWERING, PREFILLS_ANSWER, (USUAL,)),
+    (CAPPED, LONG_PREFILLS, ()),
+    (CAPPED_ANSWERING, LONG_PREFILLS_ANSWER, (LONG_PREFILLS,)),
+)
+"""Each with its variant, and the variants whose other modes it is compared with too."""
 NOT_RECORDED: Final = (
     "Its goodput is not recorded: `python -m benchmarks.policies --data DATA --modes {name}` measures it\n"
     "([how](../measuring.md#goodput))."
@@ -45,19 +57,19 @@ def with_goodput(page: str, name: str) -> str:
 
 @lru_cache(maxsize=1)
 def recorded() -> Found:
-    cells = [Cell(*one).name for one in product(TRACES, FLEETS, (USUAL, PREFILLS_ANSWER))]
+    cells = [Cell(*one).name for one in product(TRACES, FLEETS, [variant for _, variant, _ in TABLES])]
     return records.load_all(RECORDS, cells, Method(data=Path()).name)
 
 
 def as_markdown(name: str, found: Found) -> str:
-    tables = [(METHOD, _table(name, found, USUAL)), (ANSWERING, _table(name, found, PREFILLS_ANSWER))]
+    tables = [(text, _table(name, found, variant, beside)) for text, variant, beside in TABLES]
     shown = [f"{text}\n\n{table}" for text, table in tables if table]
     return "\n".join(shown) or NOT_RECORDED.format(name=name) + "\n"
 
 
-def _table(name: str, found: Found, variant: str) -> str:
-    """Empty where nothing is recorded. The best other mode is looked for without the variant too."""
-    others = [*dict.fromkeys((variant, USUAL))]
+def _table(name: str, found: Found, variant: str, beside: Sequence[str]) -> str:
+    """Empty where nothing is recorded."""
+    others = (variant, *beside)
 
     def cell(trace: str, fleet: str, question: str) -> str:
         own, *rest = [standings(found.get(Cell(trace, fleet, one).name, {}), question) for one in others]

@@ -9,7 +9,7 @@ from itertools import product
 from ppd.servers.fleet.topology import Topology
 
 from .traces import SHAPES, TRACES
-from .variants import PREFILLS_ANSWER, USUAL
+from .variants import LONG_PREFILLS, LONG_PREFILLS_ANSWER, PREFILLS_ANSWER, USUAL
 
 FLEETS = ("1P_3D", "2P_2D", "4R")
 BY_SIZE = ("2P_6D", "4P_4D", "8R", "4P_12D", "8P_8D", "16R")
@@ -51,6 +51,10 @@ PARTS: Mapping[str, tuple[Cell, ...]] = {
     "ablations": _cells(("weka-32k", "mooncake"), FLEETS, ABLATIONS),  # what of it makes the subject better
     "trouble": _cells(("weka-64k", "mooncake"), FLEETS, TROUBLE),
     "answering": _cells(TRACES, ("1P_3D", "2P_2D"), (PREFILLS_ANSWER,)),
+    "long-prefills": (
+        *_cells(TRACES, FLEETS, (LONG_PREFILLS,)),
+        *_cells(TRACES, ("1P_3D", "2P_2D"), (LONG_PREFILLS_ANSWER,)),
+    ),
     "moves": _cells(("weka-64k", "mooncake"), FLEETS, ("moves-kv", "reads-back", "fetches-kv")),
 }
 USUAL_PARTS = ("traces",)  # of a run that ends within an hour on two cores

@@ -16,6 +16,8 @@ from ppd.servers.fleet.topology import Topology
 
 USUAL = "usual"
 PREFILLS_ANSWER = "prefills-answer"
+LONG_PREFILLS = "long-prefills-2048"
+LONG_PREFILLS_ANSWER = "long-prefills-2048-answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,13 @@ def _link(gigabytes_per_s: float) -> Variant:
 
 def _capacity(tokens: int) -> Variant:
     return lambda setting: _with_profile(setting, kv_capacity_tokens=tokens)
+
+
+def _long_prefills(tokens: int) -> Variant:
+    def changed(setting: CellSetting) -> CellSetting:
+        return _with_profile(setting, costs=replace(setting.setup.profile.costs, long_prefill_tokens=tokens))
+
+    return changed
 
 
 def _with_profile(setting: CellSetting, **changes: Any) -> CellSetting:
@@ -83,6 +92,8 @@ VARIANTS: Mapping[str, Variant] = {
     "no-returns": _proxy(returns=False),
     "moves-kv": _rules(moves_kv=True),
     PREFILLS_ANSWER: _rules(prefills_answer=True),
+    LONG_PREFILLS: _long_prefills(2048),  # of a prompt in a step, beside other requests
+    LONG_PREFILLS_ANSWER: lambda setting: _rules(prefills_answer=True)(_long_prefills(2048)(setting)),
     "reads-back": _proxy(reads_back=True),
     "fetches-kv": _rules(fetches_kv=True),  # as no stock engine does without proof of the prefix
 }

@@ -14,7 +14,7 @@ from ppd.proxy.config import Mode
 from ppd.proxy.decision_table.score import Weights
 from ppd.proxy.decision_table.table import DecisionTable, ScoredTable, find
 from ppd.proxy.errors import ConfigError
-from ppd.proxy.laws.profile_file import ProfileFile
+from ppd.proxy.laws.profile_file import ProfileFile, with_cap
 
 from ..goodput.modes import TABLE
 from ..goodput.slo import Slo
@@ -29,6 +29,12 @@ _PAUSE = NumberRange(0, 86_400)
 _SEED = click.IntRange(0, 1_000_000)
 _FLAGS = (
     _option("--profile", default=PROFILE, help="Of the engines: a name, a path, or GPU-MODEL."),
+    _option(
+        "--long-prefill-tokens",
+        type=click.IntRange(0),
+        default=0,
+        help="Of one prompt in a step while there are other requests, as the engines were started; 0: by profile.",
+    ),
     _option("--ttft", default=0.25, help="Target of TTFT, in seconds."),
     _option("--ttft-factor", default=3.0, help="Or, if more, so many times that of an idle engine."),
     _option("--tpot", default=0.025, help="Target of a turn's mean TPOT, in seconds."),
@@ -50,6 +56,7 @@ class SloFlags:
     """As given."""
 
     profile: str
+    long_prefill_tokens: int
     ttft: float
     ttft_factor: float
     tpot: float
@@ -64,7 +71,7 @@ class SloFlags:
 
     def engines(self) -> ProfileFile:
         """Handoffs are as with NIXL."""
-        return pulled(profile_for(self.profile, key="profile"))
+        return with_cap(pulled(profile_for(self.profile, key="profile")), self.long_prefill_tokens)
 
     def scored(self) -> ScoredTable | None:
         return None if self.table is None else DecisionTable.load(find(self.table)).scored(Weights())

@@ -239,6 +239,12 @@ class ProxyConfig:
         "none of their own; by it turns' times are predicted (docs/laws.md); empty: none",
         live=True,
     )
+    long_prefill_tokens: Count = key(
+        0,
+        "what engines compute of one prompt in a step while they have other requests, as they were started: vLLM's "
+        "`--long-prefill-token-threshold` (docs/laws.md); 0: as their profile says",
+        live=True,
+    )
     moves_kv: bool = key(
         False,
         "whether modes that predict may have a D or R lend itself as P: it computes a prompt whose beginning it holds, "

@@ -2,7 +2,9 @@
 
 The laws are those of `step_time`. A prompt waits for those that were there before it, since engines compute prompts in
 order of arrival; it is computed in chunks, several short prompts in one step, and each step decodes one token of every
-running sequence too. A sequence decodes with those that are there now, in the time that prompts leave.
+running sequence too. Where an engine caps what one prompt may have of a step (vLLM's `long_prefill_token_threshold`),
+as many prompts as fit into a step are computed side by side, and a short one is done before a long one that came first.
+A sequence decodes with those that are there now, in the time that prompts leave.
 """
 
 from __future__ import annotations
@@ -98,6 +100,10 @@ class Outlook(msgspec.Struct, frozen=True, gc=False):
     context_tokens: int  # theirs, in sum
     step_s: float  # of a step that only decodes
     wait_s: float  # until all prompts that are there now are computed, of which several may share a step
+    prompts: int  # of those
+    beside: int  # of those, that would be computed side by side with another one
+    chunk_s: float  # that each of these takes of a step
+    under_way_s: float  # that they take of the step that is under way
     busy: float  # share of its time that prompts have taken lately
     rate: float  # prompts a second lately
     patience_s: float  # how long each could have waited
@@ -115,9 +121,15 @@ class Outlook(msgspec.Struct, frozen=True, gc=False):
             decoding = believed_decoding(view, now_s)
             sequences, context = decoding.count, decoding.context_tokens
         step_s = step_time_s(costs, sequences, context, 0, 0)
-        wait_s = 0.0
+        wait_s, prompts, beside, chunk_s, under_way_s = 0.0, 0, 0, 0.0, 0.0
         if view.prefills or view.queued_prefill_s or view.unseen_prefill_until_s > now_s:
-            wait_s = _wait_s(view, costs, step_s, now_s)
+            wait_s, prompts = _wait_s(view, costs, step_s, now_s), max(1, view.prefills)
+            beside = min(prompts, side_by_side(costs) - 1)
+            if beside:
+                token_s = wait_s / max(1, view.queued_prefill_tokens)
+                chunk_s = min(wait_s / prompts, token_s * costs.long_prefill_tokens)
+                is_alone = prompts == 1 and sequences <= 1  # it has all of the step
+                under_way_s = min(wait_s, token_s * costs.max_batched_tokens) if is_alone else beside * chunk_s
         recent = view.recent_prompts
         left = recent.left(now_s)
         busy = recent.busy * left
@@ -137,6 +149,10 @@ class Outlook(msgspec.Struct, frozen=True, gc=False):
             context,
             step_s,
             wait_s,
+            prompts,
+            beside,
+            chunk_s,
+            under_way_s,
             busy,
             recent.rate * left,
             recent.patience_s,
@@ -149,13 +165,23 @@ def _wait_s(view: WorkerView, costs: EngineProfile, step_s: float, now_s: float)
     wait_s = prefill_left_s(view, now_s)
     if not wait_s:
         return 0.0
-    steps = max(1, prefill_steps(costs, view.queued_prefill_tokens))
+    at_once = costs.max_batched_tokens
+    if costs.long_prefill_tokens:
+        at_once = min(at_once, costs.long_prefill_tokens * max(1, view.prefills))
+    steps = max(1, -(-view.queued_prefill_tokens // at_once))
     wait_s = max(0.0, wait_s - (_steps_alone(costs, view) - steps) * costs.step_s)  # prompts share steps
     return wait_s + steps * (step_s - costs.step_s)
 
 
 def prefill_steps(costs: EngineProfile, new_tokens: int) -> int:
+    """Of a prompt that is computed alone."""
     return -(-new_tokens // costs.max_batched_tokens)
+
+
+def side_by_side(costs: EngineProfile) -> int:
+    """Long prompts of which one step computes something; 1: each waits for those before it."""
+    cap = costs.long_prefill_tokens
+    return max(1, costs.max_batched_tokens // cap) if cap else 1
 
 
 def _steps_alone(costs: EngineProfile, view: WorkerView) -> int:
@@ -187,13 +213,19 @@ class OwnPrompt(msgspec.Struct, frozen=True, gc=False):
     prefill_s: float
     steps: int
     beside_s: float  # of `prefill_s`: without its steps
+    steps_beside: int  # where there are other requests
+    holds_s: float  # how long one that comes meanwhile waits for it, at most
 
     @classmethod
     def of(cls, costs: EngineProfile, prompt_tokens: int, new_tokens: int) -> OwnPrompt:
         prefill_s = prefill_time_s(costs, new_tokens, prompt_tokens - new_tokens)
         steps = prefill_steps(costs, new_tokens)
         host_s = request_time_s(costs, prompt_tokens, new_tokens)
-        return cls(host_s, prefill_s, steps, prefill_s - steps * costs.step_s)
+        beside_s = prefill_s - steps * costs.step_s
+        if not (cap := costs.long_prefill_tokens) or cap >= new_tokens:
+            return cls(host_s, prefill_s, steps, beside_s, steps, prefill_s)
+        holds_s = costs.step_s + beside_s * cap / new_tokens if side_by_side(costs) > 1 else prefill_s
+        return cls(host_s, prefill_s, steps, beside_s, -(-new_tokens // cap), holds_s)
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
@@ -203,6 +235,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     ready_s: float
     prefill_s: float
     beside_s: float
+    holds_s: float
     done_s: float
     transfer_s: float = 0.0  # of what is fetched before
     link_s: float = 0.0
@@ -225,10 +258,25 @@ def own_work_on(at: Outlook, own: OwnPrompt, source: Outlook | None = None, fetc
         link_s = link_time_s(source.laws.costs, fetched_tokens)
         transfer_s = transfer_time_s(source.laws.costs, fetched_tokens)
         ready_s = max(ready_s, source.sends_s, at.receives_s) + transfer_s
-    wait_s, step_s = at.wait_s, at.step_s
-    begins_s = (wait_s if wait_s > ready_s else ready_s) + (step_s / 2 if at.sequences or wait_s else 0.0)
-    done_s = begins_s + own.prefill_s + own.steps * (step_s - at.laws.costs.step_s)
-    return Work(at, ready_s, own.prefill_s, own.beside_s, done_s, transfer_s, link_s, source, fetched_tokens)
+    wait_s, step_s, steps = at.wait_s, at.step_s, own.steps
+    done_s = (wait_s if wait_s > ready_s else ready_s) + own.beside_s
+    if at.sequences or wait_s:
+        steps = own.steps_beside
+        done_s += step_s / 2
+        if at.beside and wait_s > ready_s:
+            done_s -= _sooner_s(at, own, wait_s - ready_s)
+    done_s += steps * step_s
+    return Work(
+        at, ready_s, own.prefill_s, own.beside_s, own.holds_s, done_s, transfer_s, link_s, source, fetched_tokens
+    )
+
+
+def _sooner_s(at: Outlook, own: OwnPrompt, left_s: float) -> float:
+    """Than if it waited for all that are there, which take `left_s`: of those beside it, each has no more of its steps
+    than it has itself, or than one step gives, and of the step under way half is still to come."""
+    each_s = left_s / at.prompts
+    shared_s = min(each_s, max(at.chunk_s, own.beside_s))
+    return max(0.0, at.beside * (each_s - shared_s) - at.under_way_s / 2)
 
 
 def on_one(at: Outlook, work: Work) -> Prediction:

@@ -19,7 +19,7 @@ from .step_time import EngineProfile
 
 VERSION: Final = 1
 # 0 in files that do not name them
-LATER_COSTS: Final = {"first_sequence_s", "mean_context_token_s", "connector_s"}
+LATER_COSTS: Final = {"first_sequence_s", "mean_context_token_s", "connector_s", "long_prefill_tokens"}
 KIND: Final = "ppd-engine-profile"
 BUNDLED = Path(__file__).parents[2] / "tables" / "profiles"
 
@@ -200,6 +200,13 @@ def find(name: str, folder: Path = BUNDLED) -> ProfileFile:
     raise ConfigError(
         f"profile = {name!r}: must be {', '.join(known) or 'none'}, or the path of a profile file", param="profile"
     )
+
+
+def with_cap(profile: ProfileFile, long_prefill_tokens: int) -> ProfileFile:
+    """Of engines that are started with `--long-prefill-token-threshold`, unless the profile says so itself."""
+    if profile.costs.long_prefill_tokens or not long_prefill_tokens:
+        return profile
+    return msgspec.structs.replace(profile, costs=replace(profile.costs, long_prefill_tokens=long_prefill_tokens))
 
 
 def _check_names(costs: dict[str, msgspec.Raw]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ..config import all_of
 from ..errors import ConfigError, FormatError, PPDError
 from ..fleet.worker import Source, Worker
-from .profile_file import ProfileFile, bundled, find
+from .profile_file import ProfileFile, bundled, find, with_cap
 
 log = logging.getLogger(__name__)
 
@@ -18,11 +18,13 @@ REFUSED_KEPT = 64  # names that agents announced and nothing knows: each is logg
 class Profiles:
     """Each file is read once. Agents name profiles that are bundled, or that the config reads: never a path."""
 
-    def __init__(self, usual: str = "", of_workers: Iterable[str] = ()) -> None:
+    def __init__(self, usual: str = "", of_workers: Iterable[str] = (), *, long_prefill_tokens: int = 0) -> None:
         """usual: of workers without a profile of their own; empty: none. of_workers: that the config names for some.
+        long_prefill_tokens: where a profile says nothing of it.
 
         ConfigError tells each that is not found or damaged.
         """
+        self._long_prefill_tokens = long_prefill_tokens
         self._read: dict[str, ProfileFile] = {}  # by the name or path that the config gives
         self._refused: set[str] = set()
         self._bundled = frozenset(bundled())
@@ -56,7 +58,7 @@ class Profiles:
         if not name or name in self._read:
             return
         try:
-            self._read[name] = find(name)
+            self._read[name] = with_cap(find(name), self._long_prefill_tokens)
         except FormatError as exc:
             raise ConfigError(f"{key}: profile = {name!r}: must be a profile file ({exc.message})", param=key) from exc
         except ConfigError as exc:

@@ -47,6 +47,7 @@ class EngineProfile:
     transfer_bytes_per_s: float = 16e9
     kv_bytes_per_token: int = 131_072
     max_batched_tokens: int = 8192  # tokens that one step may compute
+    long_prefill_tokens: int = 0  # of one prompt, while there are other requests; 0: as many as a step may compute
 
     def __post_init__(self) -> None:
         costs = {name: getattr(self, name) for name in self.__slots__}
@@ -56,6 +57,11 @@ class EngineProfile:
         for name in ("transfer_bytes_per_s", "kv_bytes_per_token", "max_batched_tokens"):
             if costs[name] == 0:
                 raise ConfigError(f"{name} must be positive, got 0", param=name)
+
+    def most_of_a_prompt(self, requests: int) -> int:
+        """Tokens that one step may compute of it, with so many requests on the engine; vLLM caps none that is alone."""
+        cap = self.long_prefill_tokens
+        return cap if cap and requests > 1 else self.max_batched_tokens
 
 
 def attention_pairs(chunk_tokens: int, context_tokens: int) -> int:

@@ -42,6 +42,7 @@ def _costs(ctx: click.Context, _: click.Parameter, name: str | None) -> EnginePr
         "num_blocks": profile.num_blocks,
         "max_num_seqs": profile.max_num_seqs,
         "max_num_batched_tokens": profile.costs.max_batched_tokens,
+        "long_prefill_token_threshold": profile.costs.long_prefill_tokens,
     }
     return profile.costs
 
@@ -103,6 +104,12 @@ def _costs(ctx: click.Context, _: click.Parameter, name: str | None) -> EnginePr
 @click.option("--max-model-len", default=_DEFAULT.max_model_len, show_default=True, help="Tokens of context.")
 @click.option("--max-num-seqs", default=_DEFAULT.max_num_seqs, show_default=True, help="Requests in the batch.")
 @click.option("--max-num-batched-tokens", default=EngineProfile().max_batched_tokens, show_default=True)
+@click.option(
+    "--long-prefill-token-threshold",
+    default=EngineProfile().long_prefill_tokens,
+    show_default=True,
+    help="What one step computes of a prompt while there are other requests, as on vLLM; 0: as much as it may.",
+)
 @click.option(
     "--encoder-item-s",
     default=_DEFAULT.encoder_item_s,
@@ -168,6 +175,7 @@ def command(
     role: str,
     costs: EngineProfile,
     max_num_batched_tokens: int,
+    long_prefill_token_threshold: int,
     **options: Any,
 ) -> None:
     """Run a simulated vLLM engine until SIGTERM or SIGINT; requests in flight then end as aborted."""
@@ -176,7 +184,9 @@ def command(
         config = SimConfig(
             role=Role(role),
             **chosen,
-            profile=replace(costs, max_batched_tokens=max_num_batched_tokens),
+            profile=replace(
+                costs, max_batched_tokens=max_num_batched_tokens, long_prefill_tokens=long_prefill_token_threshold
+            ),
             **options,
         )
     except ConfigError as exc:

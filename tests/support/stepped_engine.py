@@ -41,8 +41,16 @@ class Engine:
     """A scheduler with its collaborators, stepped by hand."""
 
     def __init__(
-        self, *, blocks: int = 64, size: int = 4, budget: int = 1000, seqs: int = 16, encoder_item_s: float = 0.0
+        self,
+        *,
+        blocks: int = 64,
+        size: int = 4,
+        budget: int = 1000,
+        cap: int = 0,
+        seqs: int = 16,
+        encoder_item_s: float = 0.0,
     ) -> None:
+        """budget: tokens of a step; cap: of these, for one prompt beside other requests."""
         self.counters = Counters()
         self.pool = BlockPool(blocks, size)
         self.handoffs = HandoffLedger(self.pool, self.counters, lease_s=30, now=lambda: 0.0)
@@ -50,7 +58,7 @@ class Engine:
             self.pool,
             self.handoffs,
             self.counters,
-            replace(PROFILE, max_batched_tokens=budget),
+            replace(PROFILE, max_batched_tokens=budget, long_prefill_tokens=cap),
             max_num_seqs=seqs,
             embeddings=EmbeddingStore(64),
             encoder_item_s=encoder_item_s,

@@ -245,9 +245,10 @@ class Engine:
 
     def _schedule(self) -> list[tuple[SimulatedSequence, int]]:
         budget = self.profile.max_batched_tokens - len(self._decoding)
+        cap = self.profile.most_of_a_prompt(self.running + self.waiting)
         chunks: list[tuple[SimulatedSequence, int]] = []
         for job in self._prefilling:
-            chunks.append((job, min(job.todo - job.computed, budget)))
+            chunks.append((job, min(job.todo - job.computed, budget, cap)))
             budget -= chunks[-1][1]
         while budget > 0 and self.running < self._max_num_seqs and (queue := self._ready or self._waiting):
             job = queue[0]
@@ -260,7 +261,7 @@ class Engine:
                     self._pulling[job] = None
                     continue
             self._prefilling.append(job)
-            chunks.append((job, min(job.todo - job.computed, budget)))
+            chunks.append((job, min(job.todo - job.computed, budget, cap)))
             budget -= chunks[-1][1]
         return [(job, tokens) for job, tokens in chunks if tokens > 0]
 

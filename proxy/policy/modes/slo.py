@@ -131,19 +131,20 @@ def _queued(work: Work, turn: Turn, rules: Rules) -> float:
 
     Those that return add little to their prompts, so they bear no more than their target.
     """
-    at, prefill_s = work.at, work.prefill_s
-    recent = at.rate * _late(prefill_s, at.patience_s)
+    at, prefill_s, holds_s = work.at, work.prefill_s, work.holds_s
+    recent = at.rate * _late(holds_s, at.patience_s)
     if rules.returns is None:
         return recent * prefill_s
-    returning = rules.returns.rate(at.view.id, turn.model, at.now_s) * _late(prefill_s, turn.slo.ttft_s)
+    returning = rules.returns.rate(at.view.id, turn.model, at.now_s) * _late(holds_s, turn.slo.ttft_s)
     return (returning + RECENT_WEIGHT * recent) * prefill_s
 
 
-def _late(prefill_s: float, patience_s: float) -> float:
-    """Chance that a prompt which comes while another is computed misses its target: it waits for the rest of that."""
-    if prefill_s <= patience_s:
-        return prefill_s / (2.0 * patience_s)
-    return 1.0 - patience_s / (2.0 * prefill_s)
+def _late(holds_s: float, patience_s: float) -> float:
+    """Chance that a prompt which comes while another is computed misses its target: it waits for the rest of that, or
+    for the rest of its part in a step."""
+    if holds_s <= patience_s:
+        return holds_s / (2.0 * patience_s)
+    return 1.0 - patience_s / (2.0 * holds_s)
 
 
 def _evicted(turn: Turn, way: Way, returns: Returns) -> float:

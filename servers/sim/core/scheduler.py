@@ -142,11 +142,12 @@ class Scheduler:
     def plan(self) -> Step:
         """The next step; EngineDied where a real scheduler's assertion fails."""
         budget = self._profile.max_batched_tokens
-        chunks, preempted = self._continue_running(budget)
+        cap = self._profile.most_of_a_prompt(len(self.sequences))
+        chunks, preempted = self._continue_running(budget, cap)
         budget -= sum(chunk.tokens for chunk in chunks)
         pulls: list[Pull] = []
         if not preempted or not chunks:  # preemption may have emptied the batch while a pulled prompt is ready
-            chunks += self._admit(budget, pulls)
+            chunks += self._admit(budget, cap, pulls)
         return Step(tuple(chunks), tuple(pulls), self._duration_s(chunks) if chunks else 0.0)
 
     def complete(self, step: Step) -> list[Output]:
@@ -214,13 +215,13 @@ class Scheduler:
             return None
         return self._finish(sequence, Finish.ERROR)
 
-    def _continue_running(self, budget: int) -> tuple[list[Chunk], bool]:
+    def _continue_running(self, budget: int, cap: int) -> tuple[list[Chunk], bool]:
         """Chunks for the running sequences, and whether a sequence was preempted."""
         chunks: list[Chunk] = []
         preempted = False
         while len(chunks) < len(self._running) and budget > 0:
             sequence = self._running[len(chunks)]
-            tokens = min(len(sequence.tokens) - sequence.computed, budget)
+            tokens = min(len(sequence.tokens) - sequence.computed, budget, cap)
             while not self._grow(sequence, sequence.computed + tokens):
                 preempted = True
                 youngest = self._running.pop()
@@ -231,7 +232,7 @@ class Scheduler:
             budget -= tokens
         return chunks, preempted
 
-    def _admit(self, budget: int, pulls: list[Pull]) -> list[Chunk]:
+    def _admit(self, budget: int, cap: int, pulls: list[Pull]) -> list[Chunk]:
         chunks: list[Chunk] = []
         while (queue := self._ready or self._waiting) and budget > 0 and len(self._running) < self._max_num_seqs:
             sequence = queue[0]
@@ -241,7 +242,7 @@ class Scheduler:
                 if not self._start_pull(sequence, pulls):
                     break
                 continue
-            tokens = min(len(sequence.tokens) - sequence.computed, budget)
+            tokens = min(len(sequence.tokens) - sequence.computed, budget, cap)
             if not self._grow(sequence, sequence.computed + tokens):
                 self._pool.release(sequence.forget_blocks())
                 break

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace as replace_costs
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
 
+from ppd.offline.simulation.timeline import Timeline
+from ppd.offline.simulation.workers.engine import Engine, SimulatedSequence
+from ppd.offline.simulation.workers.kv_cache import KvCache, Span
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.ledger import LegEstimates
 from ppd.proxy.fleet.registry import Registry
@@ -21,8 +25,10 @@ SHORT = TurnSize(150, 50, 125)
 NOW_S = 100.0
 
 
-def outlook(view: WorkerView = D1, size: TurnSize = SHORT, now_s: float = NOW_S) -> Outlook:
-    return Outlook.of(view, EngineLaws(costs=COSTS), size, now_s)
+def outlook(
+    view: WorkerView = D1, size: TurnSize = SHORT, now_s: float = NOW_S, costs: EngineProfile = COSTS
+) -> Outlook:
+    return Outlook.of(view, EngineLaws(costs=costs), size, now_s)
 
 
 @pytest.mark.parametrize(("new_tokens", "steps"), [(1, 1), (25, 1), (8192, 1), (8193, 2), (20_000, 3)])
@@ -65,6 +71,40 @@ def test_prompts_that_queue_share_the_steps_that_they_fit_in(prompts: int, new_t
     sequences_s = step_time_s(COSTS, prompts, prompts * new_tokens, 0, 0) - COSTS.step_s  # which decode meanwhile
     computed_s = steps * COSTS.step_s + prompts * new_tokens * COSTS.prefill_token_s
     assert waited_s == pytest.approx(computed_s + steps * sequences_s)
+
+
+def engine_s(costs: EngineProfile, others: list[int], new_tokens: int) -> float:
+    """From coming to an engine that has begun with the other prompts until the first token: the mean of ten moments."""
+    moments = [0.05 + moment * 0.0123 for moment in range(10)]
+    return sum(first_token_s(costs, others, new_tokens, at_s) - at_s for at_s in moments) / len(moments)
+
+
+def first_token_s(costs: EngineProfile, others: list[int], new_tokens: int, at_s: float) -> float:
+    timeline, times = Timeline(), dict[int, float]()
+    engine = Engine(timeline, costs, KvCache(1_000_000, 16), max_num_seqs=16)
+    for number, tokens in enumerate([new_tokens, *others]):
+        note = partial(lambda number: times.update({number: timeline.now_s}), number)
+        job = SimulatedSequence((Span(number, tokens),), (Span(100 + number, 1),), 1, note, lambda: None)
+        timeline.at(0.0 if number else at_s, engine.add, job)
+    timeline.run(until=lambda: False)
+    return times[0]
+
+
+@pytest.mark.parametrize("cap", [0, 1024, 2048, 8192])
+@pytest.mark.parametrize("others", [[40_000], [30_000, 30_000], [4000, 8000, 12_000, 16_000, 20_000]])
+@pytest.mark.parametrize("new_tokens", [20, 3000, 30_000])
+def test_prompts_beside_others_take_what_an_engine_takes(cap: int, others: list[int], new_tokens: int) -> None:
+    """One that caps what a prompt may have of a step computes several side by side."""
+    costs = replace_costs(COSTS, request_s=0.0, request_token_s=0.0, long_prefill_tokens=cap)
+    registry, size, began_s = Registry(), TurnSize(new_tokens, 50), NOW_S - 0.1
+    registry.add_static(D1.worker, 0.0)
+    for tokens in others:
+        alone = work_on(outlook(size=TurnSize(tokens, 50), costs=costs), TurnSize(tokens, 50), 0)
+        estimates = LegEstimates(prompt_tokens=tokens, new_tokens=tokens, prefill_s=alone.prefill_s)
+        LegBooking(registry, D1.id, None, estimates).reserve(began_s)
+    (view,) = registry.views()
+    at = outlook(replace(view, decoding=0, context_tokens=0), size, costs=costs)
+    assert work_on(at, size, 0).done_s == pytest.approx(engine_s(costs, others, new_tokens), rel=0.25, abs=0.03)
 
 
 def test_a_handoff_keeps_links_from_others_while_its_kv_moves_and_not_while_it_is_set_up() -> None:

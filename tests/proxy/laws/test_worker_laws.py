@@ -15,7 +15,7 @@ from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Source
 from ppd.proxy.laws.accuracy import TURNS, Basis
 from ppd.proxy.laws.corrections import USUAL_SPREAD, WORKERS_KEPT, Figure, Measured
-from ppd.proxy.laws.profile_file import FittedRange, encode, find
+from ppd.proxy.laws.profile_file import FittedRange, encode, find, with_cap
 from ppd.proxy.laws.profiles import REFUSED_KEPT, Profiles
 from ppd.proxy.laws.worker_laws import AGED_S, LawsLessons, LawsReset, TableTime, TurnTimes, WorkerLaws, likes_of
 from tests.support.decisions import D1, D2, P1
@@ -48,6 +48,16 @@ def test_a_worker_has_its_own_profile_or_the_configs(own: str) -> None:
     laws = WorkerLaws(Profiles(SHIPPED, [own]))
     views = (D1, of_profile(D2, own, Source.STATIC), of_profile(P1, "slow"))
     assert [profile_name(laws, view) for view in views] == [SHIPPED, "slow", "slow"]
+
+
+def test_the_config_says_how_engines_were_started_unless_a_profile_does(tmp_path: Path) -> None:
+    path, shipped = tmp_path / "capped.json", find(SHIPPED)
+    path.write_bytes(encode(with_cap(shipped, 512)))
+    profiles = Profiles(SHIPPED, [str(path)], long_prefill_tokens=2048)
+    usual, own = profiles.of(D1.worker), profiles.of(of_profile(D2, str(path), Source.STATIC).worker)
+    assert usual is not None and own is not None
+    assert (usual.costs.long_prefill_tokens, own.costs.long_prefill_tokens) == (2048, 512)
+    assert not profiles.is_in(Profiles(SHIPPED, [str(path)]))
 
 
 def test_an_agent_may_name_a_bundled_profile() -> None:

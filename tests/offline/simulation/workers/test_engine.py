@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,10 +23,11 @@ PROFILE = EngineProfile(max_batched_tokens=64, first_sequence_s=1e-4, mean_conte
 class Bench:
     """An engine, and the times at which its jobs' tokens came."""
 
-    def __init__(self, *, capacity: int = 100_000, seqs: int = 16, encoder_item_s: float = 0.0) -> None:
+    def __init__(self, *, capacity: int = 100_000, seqs: int = 16, encoder_item_s: float = 0.0, cap: int = 0) -> None:
         self.timeline = Timeline()
         cache = KvCache(capacity, 4)
-        self.engine = Engine(self.timeline, PROFILE, cache, max_num_seqs=seqs, encoder_item_s=encoder_item_s)
+        profile = replace(PROFILE, long_prefill_tokens=cap)
+        self.engine = Engine(self.timeline, profile, cache, max_num_seqs=seqs, encoder_item_s=encoder_item_s)
         self.first: dict[int, float] = {}
         self.last: dict[int, float] = {}
         self.jobs: dict[int, SimulatedSequence] = {}
@@ -147,26 +150,27 @@ def test_a_handoff_keeps_its_memory_until_it_is_let_go() -> None:
 REQUESTS = st.lists(st.tuples(st.integers(2, 120), st.integers(1, 30), st.floats(0.0, 0.3)), min_size=1, max_size=8)
 
 
-@given(REQUESTS)
+@given(REQUESTS, st.sampled_from([0, 16, 24, 64]))
 def test_the_times_are_those_of_the_scheduler_that_goes_step_by_step(
-    requests: list[tuple[int, int, float]],
+    requests: list[tuple[int, int, float]], cap: int
 ) -> None:
     """The simulated engine's scheduler works on tokens and blocks; both share the timing law, and must agree."""
     requests = sorted(requests, key=lambda request: request[2])
-    bench = Bench()
+    bench = Bench(cap=cap)
     for name, (prompt, output, at_s) in enumerate(requests):
         bench.add(name, prompt, output, at_s)
     bench.run()
-    first, last = _stepped(requests)
+    first, last = _stepped(requests, cap=cap)
     assert bench.first == pytest.approx(first)
     assert bench.last == pytest.approx(last)
 
 
 def _stepped(
-    requests: list[tuple[int, int, float]], media: list[int] | None = None
+    requests: list[tuple[int, int, float]], media: list[int] | None = None, cap: int = 0
 ) -> tuple[dict[int, float], dict[int, float]]:
     """media: the number of each one's image."""
-    engine = SteppedEngine(blocks=4096, size=4, budget=PROFILE.max_batched_tokens, encoder_item_s=ITEM_S)
+    budget = PROFILE.max_batched_tokens
+    engine = SteppedEngine(blocks=4096, size=4, budget=budget, cap=cap, encoder_item_s=ITEM_S)
     coming = list(enumerate(requests))
     now_s = 0.0
     first: dict[int, float] = {}

@@ -125,6 +125,7 @@ async def test_a_profile_says_what_flags_do_not(lab: Any, tmp_path: Path) -> Non
         (["--template", "llama"], "--template"),
         (["--reasoning", "2"], "--reasoning"),
         (["--max-num-batched-tokens", "0"], "max_batched_tokens"),
+        (["--long-prefill-token-threshold", "-1"], "long_prefill_tokens must not be negative"),
         (["--profile", "no-such-engine"], "must be "),
     ],
 )

@@ -27,6 +27,18 @@ def test_prompts_are_computed_in_chunks_after_the_decodes() -> None:
     assert shape(engine.step()) == [("b", 1)]
 
 
+def test_a_long_prompt_leaves_room_for_others_but_has_all_of_it_alone() -> None:
+    engine = Engine(budget=12, cap=4)
+    engine.add("long", "x" * 25)
+    assert shape(engine.step()) == [("long", 12)]
+    engine.add("short", "y" * 5)
+    assert [shape(engine.step()) for _ in range(3)] == [
+        [("long", 4), ("short", 4)],
+        [("long", 4), ("short", 1)],
+        [("long", 4), ("short", 1)],
+    ]
+
+
 def test_the_batch_has_a_limit() -> None:
     engine = Engine(seqs=2)
     for name in "abc":

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ..replay.past_turns import PastLog
 from .caveats import Caveat, ProfileFit, caveats, fits
-from .contenders import Contender, first_contenders
-from .search import Ask, Search, Standing
+from .contenders import Contender, first_contenders, settings_for
+from .search import Ask, Improvement, Search, Standing
 from .trying import Conditions
 
 
@@ -29,6 +29,7 @@ class Advice:
     workers: int
     rate: float
     standings: list[Standing]
+    improvements: list[Improvement]  # of that
     coarse: list[tuple[Contender, float]]  # others, the best first: goodput in small windows of one draw
     below: list[Contender]  # behind those
     untried: list[Contender]
@@ -74,6 +75,7 @@ def advise(
     search.all(contenders)
     told(f"{search.windows} windows played; the best so far: {', '.join(map(str, search.best(3)))}; they are refined")
     standings = search.refined()
+    improvements = search.improved(standings[0], settings_for(standings[0].contender, conditions.profile))
     told(f"{search.windows} windows in {_duration(search.cpu_s)} of processor time")
     profile, traffic = conditions.profile, conditions.traffic
     known = fits([turn for turn in log.turns if turn.model == traffic.model], profile)
@@ -81,6 +83,7 @@ def advise(
         workers=plan.workers,
         rate=plan.rate,
         standings=standings,
+        improvements=improvements,
         coarse=[*search.others(standings)],
         below=sorted(search.below),
         untried=search.untried,

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from ppd.proxy.errors import ConfigError
+from ppd.proxy.laws.profile_file import ProfileFile
+from ppd.proxy.policy.modes import PREDICTING
 from ppd.servers.fleet.topology import Topology
 
 from ..goodput.modes import SIMULATED, modes_on
@@ -24,6 +26,31 @@ class Contender(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topology} {self.mode}"
+
+
+class Setting(NamedTuple):
+    """What else a fleet could be started with. The names are the config's keys."""
+
+    long_prefill_tokens: int = 0  # 0: as the profile says
+    prefills_answer: bool = False
+
+    def __str__(self) -> str:
+        if self.prefills_answer:
+            return "prefills_answer = true"
+        return f"long_prefill_tokens = {self.long_prefill_tokens}"
+
+
+LONG_PREFILL_SHARE = 4  # so many long prompts share a step
+
+
+def settings_for(one: Contender, profile: ProfileFile) -> list[Setting]:
+    """That it was not tried with, and that may serve more."""
+    costs, found = profile.costs, list[Setting]()
+    if not costs.long_prefill_tokens and (cap := costs.max_batched_tokens // LONG_PREFILL_SHARE):
+        found.append(Setting(long_prefill_tokens=cap))
+    if one.is_disaggregated and one.mode in PREDICTING:
+        found.append(Setting(prefills_answer=True))
+    return found
 
 
 def workers_for(gpus: int, gpu_count: int) -> int:

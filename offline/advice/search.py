@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
 
-from .contenders import Contender, neighbours
+from .contenders import Contender, Setting, neighbours
 from .interval import Interval
 from .trying import Figures, Job, TryOutcome
 
@@ -23,6 +23,7 @@ COARSE_SHARE = 0.6  # of the budget, after which no contender more is tried coar
 CLOSE = 6  # that are tried closely with the first draw
 REFINED = 3  # of them, with the others
 DRAWS = 3  # of the log's sessions, with which each of the best is refined
+SETTINGS = 2  # at most, that the best is tried with beside its own
 
 
 class Ask(Protocol):
@@ -45,6 +46,14 @@ class Standing:
         """Its goodput over the best one's, draw by draw."""
         pairs = [(mine, other) for mine, other in zip(self.rates, best.rates, strict=False) if other]
         return Interval.of([mine / other for mine, other in pairs] or [0.0])
+
+
+@dataclass(frozen=True, slots=True)
+class Improvement:
+    """The best contender with another setting, on the same draws."""
+
+    setting: Setting
+    standing: Standing
 
 
 @dataclass(slots=True)
@@ -77,7 +86,8 @@ class Search:
         window_s = self.cpu_s / max(1, self.windows)
         fine_s = window_s * FINE_SESSIONS / COARSE_SESSIONS
         coarse = 2 * (contenders - REFINED)
-        return (window_s * coarse + fine_s * (4 * (CLOSE + REFINED * (DRAWS - 1)) + REFINED)) / min(processors, ROUND)
+        fine = 4 * (CLOSE + REFINED * (DRAWS - 1) + SETTINGS * DRAWS) + REFINED
+        return (window_s * coarse + fine_s * fine) / min(processors, ROUND)
 
     def all(self, contenders: Sequence[Contender]) -> None:
         """Those given, and what lies about the best of them."""
@@ -143,6 +153,29 @@ class Search:
         figures = self.tried(jobs)
         standings = [Standing(one, tuple(rates[one]), at.figures) for one, at in zip(finalists, figures, strict=True)]
         return sorted(standings, key=lambda one: -one.goodput.value)
+
+    def improved(self, best: Standing, settings: Sequence[Setting]) -> list[Improvement]:
+        """None for want of time, or where there is nothing to improve."""
+        if self.is_late(1.0) or not best.goodput.value:
+            return []
+        draws = range(1, len(best.rates) + 1)
+        jobs = [
+            Job(
+                contender=best.contender,
+                setting=setting,
+                draw=draw,
+                sessions=FINE_SESSIONS,
+                precision=FINE_STEP,
+                near=best.rates[draw - 1] or self.near,
+            )
+            for setting in settings
+            for draw in draws
+        ]
+        found = iter(self.tried(jobs))
+        return [
+            Improvement(setting, Standing(best.contender, tuple(next(found).rate or 0.0 for _ in draws)))
+            for setting in settings
+        ]
 
     def others(self, finalists: Sequence[Standing]) -> Iterator[tuple[Contender, float]]:
         """What was not refined, the best first, by its coarse goodput."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from ppd.proxy.decision_table.table import ScoredTable
-from ppd.proxy.laws.profile_file import ProfileFile
+from ppd.proxy.laws.profile_file import ProfileFile, with_cap
 from ppd.servers.fleet.topology import Topology
 
 from ..experiment.statistics import percentile
@@ -17,9 +19,10 @@ from ..goodput.trials import Trials
 from ..simulation.playback import Playback
 from ..simulation.setup import Setup
 from ..simulation.traced_prompts import TracedPrompts, traced_prompts
-from .contenders import Contender
+from .contenders import Contender, Setting
 from .traffic import Traffic
 
+AS_IT_IS = Setting()  # as the profile and the mode have it by default
 LEAST_RPS, MOST_RPS = 1e-3, 1e3  # sessions a second, of a search
 MOST_WORKERS = 1024  # of a fleet that is played
 
@@ -41,6 +44,7 @@ class Job:
     """A search for the goodput, or figures at one rate."""
 
     contender: Contender
+    setting: Setting = AS_IT_IS
     draw: int = 0  # of the log's sessions
     sessions: int  # of a window, and as many later turns
     precision: float = 0.05
@@ -91,17 +95,20 @@ class Trying:
         return TryOutcome(rate=rate, figures=figures, windows=trials.played, cpu_s=time.process_time() - began_s)
 
     def _trials(self, job: Job) -> Trials:
-        conditions, contender = self._conditions, job.contender
+        conditions, contender, setting = self._conditions, job.contender, job.setting
         proxy = proxy_setup(
             contender.mode,
             Topology.parse(contender.topology),
             targets=conditions.slo.targets,
             scored=conditions.scored,
         )
+        if setting.prefills_answer:
+            proxy = replace(proxy, rules=msgspec.structs.replace(proxy.rules, prefills_answer=True))
+        profile = with_cap(conditions.profile, setting.long_prefill_tokens)
         prompts = self._drawn(job.draw)
         later = min(job.sessions, job.sessions * prompts.later_turns // len(prompts.conversations))
         playback = Playback(rate=None, seed=1000 * conditions.seed + job.draw, sessions=job.sessions, later_turns=later)
-        return Trials(prompts, contender.topology, Setup(profile=conditions.profile), proxy, playback)
+        return Trials(prompts, contender.topology, Setup(profile=profile), proxy, playback)
 
     def _drawn(self, draw: int) -> TracedPrompts:
         if draw not in self._prompts:

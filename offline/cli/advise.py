@@ -17,7 +17,7 @@ from ppd.proxy.cli.table_view import columns, show
 from ppd.proxy.errors import PPDError
 
 from ..advice.advise import Advice, Plan, advise, modes_of
-from ..advice.contenders import workers_for
+from ..advice.contenders import Setting, workers_for
 from ..advice.interval import Interval
 from ..advice.processes import TryingProcesses
 from ..advice.search import Standing
@@ -149,6 +149,7 @@ def told(found: Advice, conditions: Conditions) -> Iterator[Text]:
     if found.draws > 1:
         yield Text(f"(by {found.draws} draws of the log's sessions, with 95 % intervals)")
     yield Text("")
+    yield from _improvements(found)
     if found.coarse:
         others = ", ".join(f"{one} {rate:.3g}" for one, rate in found.coarse[:OTHERS])
         yield Text(f"in short windows only, about: {others}")
@@ -194,6 +195,21 @@ def _runner_up(found: Advice) -> Iterator[Text]:
     plain = next((one for one in found.standings if not one.contender.is_disaggregated), None)
     if plain is not None and plain not in (found.best, other):
         yield Text(f"Without disaggregation: {plain.contender}, {_distance(plain.beside(found.best))}")
+
+
+def _improvements(found: Advice) -> Iterator[Text]:
+    if not found.improvements:
+        return
+    yield Text("The recommended fleet and mode with another setting", "bold")
+    for one in found.improvements:
+        beside = _distance(one.standing.beside(found.best))
+        yield Text(f"- {one.setting}{_flag(one.setting)}: {one.standing.goodput.text()} sessions a second, {beside}")
+    yield Text("")
+
+
+def _flag(setting: Setting) -> str:
+    cap = setting.long_prefill_tokens
+    return f", engines started with --long-prefill-token-threshold {cap}" if cap else ""
 
 
 def _distance(beside: Interval) -> str:
@@ -257,6 +273,10 @@ def document(found: Advice, conditions: Conditions) -> dict[str, Any]:
                 "at_rate": one.at_log,
             }
             for one in found.standings
+        ],
+        "improvements": [
+            {**one.setting._asdict(), "goodput": one.standing.goodput, "beside_best": one.standing.beside(best)}
+            for one in found.improvements
         ],
         "coarse": [{**one._asdict(), "goodput": rate} for one, rate in found.coarse],
         "below": [one._asdict() for one in found.below],

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ppd.offline.advice.advise import Plan, advise
-from ppd.offline.advice.contenders import Contender
+from ppd.offline.advice.contenders import Contender, Setting
 from ppd.offline.advice.traffic import traffic_of
-from ppd.offline.advice.trying import Conditions, Figures, Job, Trying, TryOutcome
+from ppd.offline.advice.trying import AS_IT_IS, Conditions, Figures, Job, Trying, TryOutcome
 from ppd.offline.cli.advise import command, document, told
 from ppd.offline.cli.goodput import command as goodput
 from ppd.offline.goodput.slo import Slo
@@ -51,10 +51,13 @@ def conditions() -> Conditions:
 
 
 def advised(best: Contender, rate: float = 4.0) -> str:
-    """Where this one serves twice as much as all others."""
+    """Where this one serves twice as much as all others, and a cap of long prompts brings half as much again."""
 
     def ask(jobs: Sequence[Job]) -> list[TryOutcome]:
-        rates = [rate if job.contender == best else rate / 2 for job in jobs]
+        rates = [
+            (rate if job.contender == best else rate / 2) * (1.5 if job.setting.long_prefill_tokens else 1.0)
+            for job in jobs
+        ]
         return [
             TryOutcome(figures=AT) if job.at else TryOutcome(rate=one if one >= (job.bar or 0.0) else None, windows=1)
             for job, one in zip(jobs, rates, strict=True)
@@ -72,11 +75,14 @@ def test_all_replicas_are_one_of_the_answers() -> None:
     assert "Recommended: do not disaggregate: 2R, mode replica. It serves up to 4 " in text
     assert "4 x the rate asked for" in text
     assert "Runner-up: 2R slo, -50.0% (-50% to -50%)" in text
+    assert "prefills_answer" not in text
 
 
 def test_a_fleet_of_pairs_is_shown_beside_the_best_of_replicas() -> None:
     text = advised(Contender("1P_1D", "slo"))
     assert "Recommended: mode slo on 1P_1D" in text
+    assert "- long_prefill_tokens = 2048, engines started with --long-prefill-token-threshold 2048: 6 " in text
+    assert "- prefills_answer = true: 4 (4 to 4) sessions a second, +0.0% (+0% to +0%)" in text
     assert "99.0%  50.0%" in text
     assert "100 / 200" in text
 
@@ -90,7 +96,9 @@ def test_it_says_what_the_profile_cannot_tell() -> None:
 
 
 def test_targets_that_nobody_meets_are_said_so() -> None:
-    assert "No fleet and mode meets the targets at any rate" in advised(Contender("2R", "replica"), rate=0.0)
+    text = advised(Contender("2R", "replica"), rate=0.0)
+    assert "No fleet and mode meets the targets at any rate" in text
+    assert "another setting" not in text
 
 
 def test_a_contender_is_tried_by_playing_the_logs_sessions() -> None:
@@ -100,6 +108,20 @@ def test_a_contender_is_tried_by_playing_the_logs_sessions() -> None:
     assert found.rate is not None
     assert 1.0 < found.rate < 100.0
     assert trying(Job(contender=job.contender, sessions=10, bar=100.0 * found.rate)).rate is None
+
+
+@pytest.mark.parametrize(
+    ("contender", "setting"),
+    [
+        (Contender("1R", "replica"), Setting(long_prefill_tokens=64)),
+        (Contender("1P_1D", "least_ttft"), Setting(prefills_answer=True)),
+    ],
+)
+def test_a_setting_is_tried_as_engines_and_proxy_would_have_it(contender: Contender, setting: Setting) -> None:
+    trying = Trying(conditions())
+    plain, other = (trying(Job(contender=contender, setting=one, sessions=10, at=9.0)) for one in (AS_IT_IS, setting))
+    assert plain.figures is not None and other.figures is not None
+    assert plain.figures.ttft_later != other.figures.ttft_later
 
 
 @pytest.mark.parametrize(

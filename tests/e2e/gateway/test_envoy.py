@@ -8,6 +8,7 @@ import json
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import grpc
@@ -133,7 +134,9 @@ async def test_of_a_dead_worker_the_next_best_serves_and_is_learnt_of(tmp_path: 
 
 
 async def test_encoders_that_the_picker_chooses_encode_for_the_sidecars_turns(tmp_path: Path) -> None:
-    async with carried(tmp_path, "E1 P1 R1", mode=Mode.TABLE, encoder=EncoderUse.ALWAYS) as (fleet, envoy):
+    # No probe tells of E1's end before a turn has met it.
+    settings: dict[str, Any] = {"mode": Mode.TABLE, "encoder": EncoderUse.ALWAYS, "probe_interval_s": 60.0}
+    async with carried(tmp_path, "E1 P1 R1", **settings) as (fleet, envoy):
         engine = await fleet.start("D1")
         async with sidecar_before(engine.address, fleet.proxy) as sidecar:
             await fleet.join("D1", engine, sidecar)
@@ -213,7 +216,8 @@ async def test_a_client_that_leaves_ends_its_leg_and_frees_the_books(tmp_path: P
 
 
 async def test_refusals_are_the_proxys_own_and_a_lost_picker_is_told_in_openais_shape(tmp_path: Path) -> None:
-    async with carried(tmp_path, "D1", options=SEEN) as (fleet, envoy):
+    # No probe tells of the engine's end before Envoy has met it: the turn would wait for one that comes back.
+    async with carried(tmp_path, "D1", options=SEEN, probe_interval_s=60.0) as (fleet, envoy):
         async with fleet.session.post(
             f"{envoy.base_url}/v1/chat/completions", data=b"{", headers={"content-type": "application/json"}
         ) as answer:

@@ -36,7 +36,7 @@ def goodput_figure(
             for place, cell in enumerate(here):
                 _draw(axes, place, standings(found[cell.name], question), marks)
             axes.set_xticks(range(len(here)), [_label(cell, here) for cell in here])
-            axes.tick_params(axis="x", rotation=30 if len(here) > 4 else 0)
+            axes.tick_params(axis="x", rotation=30 if len(here) > 3 else 0)
             axes.set_title(trace)
             axes.set_xlim(-0.5, len(here) - 0.5)
             for edge in range(1, len(here)):

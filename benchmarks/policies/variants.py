@@ -16,8 +16,8 @@ from ppd.servers.fleet.topology import Topology
 
 USUAL = "usual"
 PREFILLS_ANSWER = "prefills-answer"
-LONG_PREFILLS = "long-prefills-2048"
-LONG_PREFILLS_ANSWER = "long-prefills-2048-answer"
+LONG_PREFILLS = "capped"
+LONG_PREFILLS_ANSWER = "capped-answer"
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,11 @@ class Pulls:
         self._now = now
         self._meeting: dict[str, asyncio.Future[MetPrefill]] = {}  # by the id of the sequence that waits
 
+    @property
+    def meeting(self) -> int:
+        """Sequences that wait for P to have computed their prompt; the others that pull are reading it."""
+        return len(self._meeting)
+
     async def run(self, pull: Pull) -> None:
         engine, sequence = self._engine, pull.sequence
         begun = self._now()

@@ -196,6 +196,10 @@ class FaultFleet(Fleet):
         keeps = any(engine.scheduler.sequences for engine in self.engines.values())
         return self.at_rest() and not keeps and not self.outstanding() and not self.pinned()
 
+    def is_reading(self) -> bool:
+        """Whether a D is at P's blocks, which an aborted one goes on with: no lease ends in the time that it takes."""
+        return any(engine.scheduler.pulling > engine.pulls.meeting for engine in self.engines.values())
+
     def end_leases(self) -> None:
         """In the proxy's ledger and on every P, and what an aborted request of a D keeps for P."""
         self.clock.advance(LEASE_S + 1)

@@ -267,7 +267,7 @@ async def test_a_client_that_leaves_ends_both_legs(fleets: Fleets, leaving: Leav
         proxy_s = now() - left_s
         if leaving.phase != "queue":
             await soon(field.at_rest)
-            await soon(lambda: field.idle() or is_ps_to_free(leaving))
+            await soon(lambda: field.idle() or (is_ps_to_free(leaving) and not field.is_reading()))
             field.end_leases()
         engines_s = now() - left_s
     if not leaving.is_awaited:

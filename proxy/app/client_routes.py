@@ -17,7 +17,7 @@ from ..admission.auth import authenticate, check_operator_path, leg_headers, low
 from ..admission.keys import Client
 from ..admission.web_pages import Origins, check_is_json
 from ..assembly import Proxy
-from ..config import ProxyConfig
+from ..config import Mode, ProxyConfig
 from ..connectors.prefill import engine_version
 from ..errors import BodyTooLarge, NotFound, NoWorkerError, PPDError, RequestError
 from ..fleet.worker import WorkerId
@@ -214,7 +214,7 @@ def _operator_routes(app: Quart, proxy: Proxy) -> None:
     @app.get("/ready")
     async def ready() -> Response:
         check()
-        told = {**ways_to_serve(proxy.state.registry.views()), **_lag(proxy)}
+        told = {**_ways(proxy), **_lag(proxy)}
         return Response(msgspec.json.encode(told), 200 if is_ready(proxy) else 503, content_type=JSON)
 
     @app.get("/metrics")
@@ -230,8 +230,14 @@ def _operator_routes(app: Quart, proxy: Proxy) -> None:
 def is_ready(proxy: Proxy) -> bool:
     """Whether it takes turns: a worker can answer them, and the proxy neither ends nor stands still."""
     is_ending = proxy.drain.is_announced or proxy.state.admission.is_closed_down
-    can_serve = any(ways_to_serve(proxy.state.registry.views()).values())
+    can_serve = any(_ways(proxy).values())
     return can_serve and not is_ending and proxy.loop_watch.lag_s() < LAG_LIMIT_S
+
+
+def _ways(proxy: Proxy) -> dict[str, bool]:
+    config = proxy.settings.config
+    prefills_answer = config.prefills_answer and config.mode is not Mode.PROFILES
+    return ways_to_serve(proxy.state.registry.views(), prefills_answer=prefills_answer)
 
 
 def _lag(proxy: Proxy) -> dict[str, float]:

@@ -254,7 +254,8 @@ class ProxyConfig:
     prefills_answer: bool = key(
         False,
         "whether modes that predict may have a P answer a turn alone, as an R does (route REPLICA), so that its cache "
-        "holds sessions too; for engines whose connector is nixl, not for `/v1/responses` (docs/modes.md)",
+        "holds sessions too; in any mode P then answer while no D and no R can; for engines whose connector is nixl, "
+        "not for `/v1/responses` (docs/modes.md)",
         live=True,
     )
     explore_share: Share = key(

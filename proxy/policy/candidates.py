@@ -9,7 +9,7 @@ from itertools import chain
 import msgspec
 from msgspec.structs import replace
 
-from ..config import StageOrder
+from ..config import Mode, StageOrder
 from ..connectors import answers_alone, can_pair, missing_coordinates, reads_back, splits_responses, takes_either_leg
 from ..errors import AllBusy, AllDown, NoWorkerError
 from ..fleet.order import full_workers, of_workers, pairing_kinds, without
@@ -112,10 +112,13 @@ class Candidates(msgspec.Struct, frozen=True):
         """
         return not turn.is_response and not any(view.worker.has_sidecar for view in self.decodes)
 
+    def can_answer(self, prefill: WorkerView) -> bool:
+        """Whether this P has a place free for a turn of its own, and an engine that can take one."""
+        return _can_do_either(prefill, self.excluded, self.worker_limit)
+
     def can_lend(self, view: WorkerView) -> bool:
-        """Whether this worker may also do what is not its role's: D and R compute for another one, P answer alone."""
-        may = view.id not in self.excluded and not view.is_full(self.worker_limit) and not view.worker.has_sidecar
-        return may and takes_either_leg(view.worker)
+        """Whether this D or R may compute a prompt for another one."""
+        return view.role is not Role.PREFILL and _can_do_either(view, self.excluded, self.worker_limit)
 
 
 def has_room(fleet: Fleet, rules: Rules, blocked: Excluded = ()) -> bool:
@@ -127,9 +130,30 @@ def has_room(fleet: Fleet, rules: Rules, blocked: Excluded = ()) -> bool:
     for view in chain(fleet.decodes, fleet.replicas):  # nearly always the first one has
         if not view.is_full(limit):
             return True
+    if _stand_ins(fleet, rules, fleet.prefills, blocked):
+        return True
     if fleet.decodes or fleet.replicas:
         return False
     return not fleet.down or any(_may_try(view, blocked) for view in fleet.down)
+
+
+def _stand_ins(fleet: Fleet, rules: Rules, prefills: Sequence[WorkerView], excluded: Excluded) -> Sequence[WorkerView]:
+    """The P of these that answer in place of D and R, where all of those are full or down; most operators want none.
+
+    In mode `profiles` the profiles say who answers.
+    """
+    if not rules.prefills_answer or rules.mode is Mode.PROFILES:
+        return ()
+    if any(view.worker.has_sidecar for view in chain(fleet.decodes, fleet.down)):
+        return ()
+    limit = rules.worker_limit or math.inf
+    return [view for view in prefills if _can_do_either(view, excluded, limit)]
+
+
+def _can_do_either(view: WorkerView, excluded: Excluded, limit: float) -> bool:
+    """Whether this worker may also do what is not its role's."""
+    may = view.id not in excluded and not view.is_full(limit) and not view.worker.has_sidecar
+    return may and takes_either_leg(view.worker)
 
 
 def _may_try(view: WorkerView, excluded: Excluded) -> bool:
@@ -161,6 +185,10 @@ def find_candidates(
         if not fleet.prefills and next(missed, None) is not None:
             raise AllDown(f"every P that serves model {turn.model!r} is down")
     able = [view for view in prefills if splits_responses(view.worker)] if turn.is_response else prefills
+    # None answers a Response, which a later turn may name, and be sent to a D.
+    if not (decodes or replicas or turn.is_response):
+        replicas = _stand_ins(fleet, rules, prefills, (*avoid, *blocked))
+        able = prefills = () if replicas else prefills
     if not decodes and not replicas:
         if full:
             raise AllBusy(f"every worker that serves model {turn.model!r} is busy")

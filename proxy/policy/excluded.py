@@ -12,6 +12,7 @@ from ..fleet.view import Fleet, WorkerView
 from ..fleet.worker import Role, WorkerId
 from .candidates import Candidates
 from .decision import Candidate, Route, Rules, Turn
+from .placement import route_alone
 from .ways import RECORDED
 
 MOST = 2  # of the candidates of one decision are such ways
@@ -76,7 +77,7 @@ def _forbidden(view: WorkerView, decode: WorkerView, rule: str) -> Candidate:
     """decode: to which a P would hand over."""
     if view.role is _PREFILL:
         return Candidate(route=Route.SPLIT, decode=decode, prefill=view, excluded=rule)
-    return Candidate(route=Route.LOCAL if view.role is Role.DECODE else Route.REPLICA, decode=view, excluded=rule)
+    return Candidate(route=route_alone(view), decode=view, excluded=rule)
 
 
 def _why_apart(prefill: WorkerView, decode: WorkerView) -> str:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from hashlib import sha256
 
 import msgspec
 
 from ..beliefs.held import BeliefEvidence, Held
-from ..connectors import answers_alone, can_pair
+from ..connectors import answers_alone, can_pair, takes_either_leg
 from ..fleet.order import RankRule, least_ranked, mean_recent_tokens, mean_requests, of_workers
 from ..fleet.ranking import KV_FULL, Rank, load_rank, prefill_rank
 from ..fleet.view import WorkerView
 from ..fleet.worker import Role, Worker, WorkerId
-from .decision import Decision, Turn
+from .decision import Decision, Route, Turn
 
 EASE = 1.25  # times the mean load of its role: so busy a worker gets no session for what it holds
 FEW = 2  # requests above that are still few: where there are hardly any, sessions of one prefix may meet
@@ -166,16 +166,26 @@ def spread(view: WorkerView, session_id: str) -> bytes:
     return sha256(f"{view.id} {session_id}".encode()).digest()
 
 
-def ways_to_serve(views: Iterable[WorkerView]) -> dict[str, bool]:
-    """Which routes the fleet could take now, as `/ready` reports them."""
+def ways_to_serve(views: Collection[WorkerView], *, prefills_answer: bool = False) -> dict[str, bool]:
+    """Which routes the fleet could take now, as `/ready` reports them.
+
+    prefills_answer: P answer where nobody else does, though no Responses.
+    """
+    has_sidecars = any(view.worker.has_sidecar for view in views)
     able = [view for view in views if view.state == "up"]
     decodes = [view for view in able if view.role is Role.DECODE]
     prefills = [view for view in able if view.role is Role.PREFILL]
     return {
         "split": any(can_pair(p.worker, d.worker) for p in prefills for d in decodes),
         "local": any(answers_alone(view.worker) for view in decodes),
-        "replica": any(view.role is Role.REPLICA for view in able),
+        "replica": any(view.role is Role.REPLICA for view in able)
+        or (prefills_answer and not has_sidecars and any(takes_either_leg(view.worker) for view in prefills)),
     }
+
+
+def route_alone(view: WorkerView) -> Route:
+    """Of a turn that this worker computes and answers: a P does so as an R does."""
+    return Route.LOCAL if view.role is Role.DECODE else Route.REPLICA
 
 
 def can_stand_in(other: Worker, decision: Decision) -> bool:

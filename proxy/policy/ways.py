@@ -126,7 +126,7 @@ def ways(turn: Turn, candidates: Candidates, rules: Rules) -> list[Way]:
     replicas = looks.of(_shortlist(turn, candidates.replicas, candidates))
     as_replicas = list[Outlook]()
     if rules.prefills_answer and candidates.prefills_answer(turn):
-        as_replicas = looks.of(filter(candidates.can_lend, _shortlist(turn, candidates.prefills, candidates)))
+        as_replicas = looks.of(filter(candidates.can_answer, _shortlist(turn, candidates.prefills, candidates)))
     alone = [at for at in decodes if answers_alone(at.view.worker)]
     found = [
         Way(route, at, None, work, on_one(at, work))

@@ -23,7 +23,7 @@ from ..fleet.worker import Role, WorkerId
 from ..health.worker_health import Key
 from ..openai.body_members import given
 from ..openai.request import Endpoint, Request
-from ..policy import Decision, Excluded, Route, Rules, Turn, can_stand_in, decide, has_room
+from ..policy import Decision, Excluded, Route, Rules, Turn, can_stand_in, decide, has_room, route_alone
 from ..policy.profiles.prompt_blocks import NO_BLOCKS, PromptBlocks, blocks_of
 from ..sessions.session import marks_of_prompt, points_of_prompt
 from ..sessions.table import SessionMatch
@@ -148,9 +148,8 @@ class Chooser:
 
     def _placed(self, job: Job, attempt: Attempt, to: WorkerView, prefill: WorkerView | None, reason: str) -> Attempt:
         before, turn = attempt.decision, self._with_beliefs(job)
-        alone = Route.REPLICA if to.role is Role.REPLICA else Route.LOCAL
         decision = Decision(
-            route=alone if prefill is None else Route.SPLIT,
+            route=route_alone(to) if prefill is None else Route.SPLIT,
             reason=reason,
             decode=to,
             prefill=prefill,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from ...fleet.view import WorkerView
-from ...fleet.worker import Role
 from ..candidates import Candidates
 from ..decision import Candidate, Preference, Route, Rules, Turn
-from ..placement import own_worker, pick_prefill, spread
+from ..placement import own_worker, pick_prefill, route_alone, spread
 from .fixed import appends
 
 
@@ -36,8 +35,8 @@ def _used(view: WorkerView) -> float:
 
 
 def _placed(turn: Turn, candidates: Candidates, reason: str, chosen: WorkerView) -> Preference:
-    if chosen.role is Role.REPLICA:
-        return _way(Candidate(route=Route.REPLICA, decode=chosen), reason)
+    if (alone := route_alone(chosen)) is Route.REPLICA:
+        return _way(Candidate(route=alone, decode=chosen), reason)
     prefill = None
     if not appends(turn, candidates):
         prefill = pick_prefill(turn, candidates.prefills_for(chosen), candidates.slow_start)

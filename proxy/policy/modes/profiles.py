@@ -13,6 +13,7 @@ from ...fleet.view import WorkerView
 from ...fleet.worker import Role
 from ..candidates import Candidates
 from ..decision import Candidate, Preference, Route, Rules, Turn
+from ..placement import route_alone
 from ..profiles.deciders import AlwaysSplit, OwnRule, PrefixBased
 from ..profiles.scene import Scene
 from ..profiles.schedule import Picked, Schedule
@@ -123,8 +124,7 @@ def _alone(scene: Scene, candidates: Candidates, schedule: Schedule, picked: Pic
         if other is None:
             raise _nobody(candidates, schedule)
         picked = other
-    route = Route.REPLICA if picked.view.role is Role.REPLICA else Route.LOCAL
-    return _preference(route, picked, None, reason)
+    return _preference(route_alone(picked.view), picked, None, reason)
 
 
 def _split(prefill: WorkerView, picked: Picked, reason: str) -> Preference:

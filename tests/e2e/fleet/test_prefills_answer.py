@@ -130,3 +130,42 @@ async def test_a_client_that_leaves_leaves_nothing_on_p(moment: str) -> None:
         asking.cancel()
         await asyncio.wait({asking})
         await fleet.until(lambda: not any(each.scheduler.sequences for each in fleet.engines.values()))
+
+
+@pytest.mark.parametrize("mode", [Mode.SLO, Mode.ALWAYS_SPLIT])
+async def test_while_no_d_has_a_place_p_answers_and_responses_wait(mode: Mode) -> None:
+    async with FaultFleet.of(
+        "P1 D1", **{**ANSWERS, "mode": mode}, max_worker_inflight=1, queue_timeout_s=60.0
+    ) as fleet:
+        fleet.engines["D1"].faults = Faults([Order(FaultKind.HANG, leg=PLAIN)])
+        # One engine has to compute it: P has no part in it.
+        blocking = asyncio.create_task(fleet.ask(Talk([{"role": "user", "content": "I hang"}]).body(n=2)))
+        await fleet.until(lambda: not fleet.engines["D1"].faults.orders[0].times)
+        one = talk()
+        assert await say(fleet, one, stream=True) == ("REPLICA", "P1")
+        assert await say(fleet, one) == ("REPLICA", "P1")
+        response = {"model": "sim", "input": "hello", "max_output_tokens": 3}
+        waiting = asyncio.create_task(fleet.session.post(f"{fleet.base_url}/v1/responses", json=response))
+        await fleet.until(lambda: fleet.proxy.state.admission.waiting == 1)
+        blocking.cancel()
+        answer = await waiting
+        assert (answer.status, answer.headers["X-PPD-Decode"]) == (200, "D1")
+        route, worker = await say(fleet, one, stream=True)
+        assert worker in ("D1", "P1"), route
+        await fleet.until(fleet.at_rest)
+    assert not fleet.outstanding()
+
+
+@pytest.mark.parametrize("mode", [Mode.SLO, Mode.TABLE])
+async def test_while_every_d_is_down_p_answers_and_sessions_go_home_again(mode: Mode) -> None:
+    async with FaultFleet.of("P1 D1", **{**ANSWERS, "mode": mode}) as fleet:
+        one = talk()
+        assert (await say(fleet, one, stream=True))[1] == "D1"
+        fleet.engines["D1"].kill()
+        assert await say(fleet, one, stream=True) == ("REPLICA", "P1")
+        fleet.proxy.prober.nudge()
+        await fleet.until(lambda: not fleet.view("D1").up)
+        assert await say(fleet, one) == ("REPLICA", "P1")
+        async with fleet.session.get(f"{fleet.base_url}/ready") as answer:
+            told = await answer.json()
+            assert (answer.status, told["local"], told["replica"]) == (200, False, True)

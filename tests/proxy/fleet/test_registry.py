@@ -274,7 +274,9 @@ def test_ways_to_serve(roles: str, ways: tuple[bool, bool, bool]) -> None:
     registry = Registry()
     for role in roles:
         registry.apply(Announcement(replace(D, role=Role(role), address=f"{role.lower()}:1")), 0.0)
-    assert tuple(ways_to_serve(registry.views()).values()) == ways
+    views = registry.views()
+    assert tuple(ways_to_serve(views).values()) == ways
+    assert ways_to_serve(views, prefills_answer=True)["replica"] is ("P" in roles or "R" in roles)
 
 
 @pytest.mark.parametrize(

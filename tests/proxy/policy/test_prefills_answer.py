@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace as replace_worker
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from ppd.proxy.config import Mode, StageOrder
+from ppd.proxy.errors import AllBusy, AllDown
 from ppd.proxy.fleet.view import WorkerView
-from ppd.proxy.policy import Decision, Route, Turn
+from ppd.proxy.fleet.worker import WorkerId
+from ppd.proxy.policy import Decision, Route, Turn, has_room
 from ppd.proxy.policy.modes import PREDICTING
 from ppd.proxy.policy.stage_order import OrderRules
-from tests.proxy.policy.test_predicting_modes import BUSY, LATER, LONG, crowded, decided, queueing
-from tests.support.decisions import D1, D2, P1, P2, R1, held
+from tests.proxy.policy.test_predicting_modes import BUSY, LATER, LONG, SameLaws, crowded, decided, queueing
+from tests.support.decisions import D1, D2, P1, P2, R1, fleet_of, held, rules, run
 
 ON_P1 = replace(LATER, held=held(P1, 20_000), decode=P1.id)
 FULL = (crowded(D1), crowded(D2))
@@ -94,3 +97,57 @@ def test_where_kv_may_be_moved_too_a_p_neither_lends_itself_nor_pulls() -> None:
 def test_an_engine_without_a_profile_does_not_answer() -> None:
     decision = decided(LONG, P1, *FULL, unknown=(P1,), prefills_answer=True)
     assert decision.decode.name in ("D1", "D2")
+
+
+TAKEN, GONE = replace(D1, inflight=2, places=2), replace(D1, up=False)
+NEW = replace(LONG, single_engine="n")
+
+
+@pytest.mark.parametrize("mode", sorted({*Mode} - {Mode.PROFILES}))
+@pytest.mark.parametrize("nobody", [(TAKEN,), (GONE,), ()], ids=["full", "down", "none"])
+def test_in_every_mode_p_answer_in_place_of_d_and_r_that_are_all_full_or_down(
+    mode: Mode, nobody: tuple[WorkerView, ...]
+) -> None:
+    asked: dict[str, Any] = {"mode": mode, "laws": SameLaws(), "prefills_answer": True}
+    for turn in (LONG, ON_P1, NEW, replace(LONG, forced=Route.SPLIT)):
+        for order in StageOrder:
+            by = replace(rules(mode), **asked, moves_kv=order is StageOrder.MODE)
+            decision = run(turn, (P1, replace(P2, inflight=3, places=3), *nobody), by, order=order)
+            assert (decision.route, decision.decode, decision.prefill) == (Route.REPLICA, P1, None)
+        assert has_room(fleet_of((P1, *nobody)), by)
+
+
+@pytest.mark.parametrize(
+    ("turn", "fleet", "avoid"),
+    [
+        (replace(LONG, is_response=True), (P1, TAKEN), ()),
+        (LONG, (P1, TAKEN), (P1.id,)),
+        (LONG, (replace(P1, inflight=1, places=1), TAKEN), ()),
+        (LONG, (with_worker(P1, connector="p2p_nccl"), TAKEN), ()),
+        (LONG, (P1, with_worker(TAKEN, has_sidecar=True)), ()),
+        (LONG, (P1, with_worker(GONE, has_sidecar=True)), ()),
+        (LONG, (replace(P1, draining=True), GONE), ()),
+    ],
+)
+def test_no_p_stands_in_where_it_could_not_answer(
+    turn: Turn, fleet: tuple[WorkerView, ...], avoid: tuple[WorkerId, ...]
+) -> None:
+    with pytest.raises((AllBusy, AllDown)):
+        run(turn, fleet, replace(rules(), prefills_answer=True), avoid)
+
+
+def test_no_p_stands_in_unless_the_operator_says_so_or_while_another_has_room() -> None:
+    assert not has_room(fleet_of((P1, TAKEN)), rules())
+    for by in (rules(), replace(rules(Mode.PROFILES), prefills_answer=True)):
+        assert not has_room(fleet_of((P1, TAKEN)), by)
+        with pytest.raises(AllBusy):
+            run(LONG, (P1, TAKEN), by)
+    answers = replace(rules(), prefills_answer=True)
+    assert run(LONG, (P1, TAKEN, D2), answers).decode is D2
+    assert run(replace(LATER, held=held(TAKEN, 20_000)), (P1, TAKEN), answers).decode is TAKEN, "it waits at home"
+    assert not has_room(fleet_of((replace(P1, inflight=3), replace(D1, inflight=3))), replace(answers, worker_limit=3))
+
+
+def test_a_turn_that_its_only_d_has_failed_goes_to_p() -> None:
+    decision = run(LONG, (P1, D1), replace(rules(), prefills_answer=True), avoid=(D1.id,))
+    assert (decision.route, decision.decode) == (Route.REPLICA, P1)

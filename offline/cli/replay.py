@@ -35,6 +35,7 @@ class ReplayFlags:
     table: str | None
     w_ttft: float | None
     w_tpot: float | None
+    long_prefill_tokens: int | None
 
     def given(self) -> dict[str, object]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -54,6 +55,11 @@ class ReplayFlags:
 @click.option("--table", help="For mode table.")
 @click.option("--w-ttft", type=float, help="Weight of TTFT.")
 @click.option("--w-tpot", type=float, help="Weight of TPOT.")
+@click.option(
+    "--long-prefill-tokens",
+    type=int,
+    help="Of one prompt in a step while there are other requests, as the engines were started.",
+)
 @click.option("--slo", help="Targets of all turns, as ttft=0.5,tpot=0.03; default: those that the receipts name.")
 @click.option("--json", "wants_json", is_flag=True, help="Print the figures as JSON.")
 def command(log: Path, config_path: Path | None, slo: str | None, wants_json: bool, **given: Any) -> None:

@@ -54,6 +54,7 @@ def test_figures_come_as_json_too_and_damage_on_standard_error(log: Path) -> Non
         ((*PROFILE, "--slo", "fast"), "--slo: must be like ttft=0.5"),
         (("--profile", "none"), "profile = 'none': must be"),
         ((*PROFILE, "--table", "none"), "table = 'none'"),
+        ((*PROFILE, "--long-prefill-tokens", "-1"), "long_prefill_tokens = -1: must be"),
     ],
 )
 def test_what_cannot_be_used_is_one_clear_error(log: Path, flags: tuple[str, ...], said: str) -> None:
@@ -76,3 +77,15 @@ def test_rules_may_come_from_a_config(log: Path, tmp_path: Path) -> None:
     config.write_text('mode = "always_split"\nprofile = "h100-llama-3.1-8b"\n')
     assert "in mode always_split" in run(log, "--config", str(config)).output
     assert "in mode always_local" in run(log, "--config", str(config), "--mode", "always_local").output
+
+
+def test_a_cap_of_long_prompts_is_how_the_engines_were_started(log: Path) -> None:
+    """A short prompt came while the one worker computed a long one: with a cap it did not wait for that."""
+    long = receipt("R1", 0.0, session="long", estimated_prompt_tokens=60_000, prompt_tokens=60_000)
+    long.legs[0].first_event_s = 9.0
+    log.write_bytes(line_of(long) + line_of(receipt("R1", 0.1)))
+    without, capped = (
+        msgspec.json.decode(run(log, *PROFILE, "--mode", "least_ttft", "--json", *flags).stdout)["ttft_s"]
+        for flags in ((), ("--long-prefill-tokens", "2048"))
+    )
+    assert capped["before"] < without["before"]

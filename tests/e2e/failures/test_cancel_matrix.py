@@ -347,3 +347,27 @@ async def test_no_moment_around_the_end_of_a_prefill_strands_kv() -> None:
         await field.until(field.idle)
         assert not any(engine.counters.expired_handoffs for engine in prefills)
         assert not any(engine.counters.traps for engine in field.engines.values())
+
+
+@pytest.mark.parametrize("connector", [name for name in CONNECTORS if writes_into_decode(CONNECTORS[name])])
+async def test_a_crowd_that_leaves_at_once_keeps_no_d_from_its_blocks(connector: str) -> None:
+    """Every D has set blocks aside for many a P by then."""
+    rng = random.Random(5)
+    async with FaultFleet.of("", mode=Mode.ALWAYS_SPLIT, queue_timeout_s=60.0) as field:
+        await join(field, connector, "P1 P2 D1 D2", time_scale=1.0)
+
+        async def leave(number: int) -> None:
+            body = Talk([{"role": "user", "content": f"{number} {WORDS}"}]).body(stream=number % 2 == 0, max_tokens=200)
+            asking = asyncio.create_task(field.ask(body))
+            await asyncio.sleep(rng.uniform(0.0, 0.3))
+            asking.cancel()
+            await asyncio.wait({asking})
+
+        await asyncio.gather(*map(leave, range(120)))
+        await field.until(field.idle)
+        engines = field.engines.values()
+        assert not any(engine.pool.used or engine.counters.expired_handoffs for engine in engines)
+        body = Talk([{"role": "user", "content": f"I stay. {WORDS}"}]).body(stream=True)
+        seen = await field.ask(body)
+        assert (seen.is_complete, seen.text) == (True, await field.right_text(body))
+        assert not any(engine.counters.traps for engine in engines)

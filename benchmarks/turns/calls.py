@@ -1,9 +1,10 @@
-"""How many Python functions of the proxy a turn calls, from its body to the end of its answer.
+"""How many Python functions of the proxy a turn calls, from its body to the end of its answer, and their instructions.
 
-    python -m benchmarks.turns.calls
+    python -m benchmarks.turns.calls                  # the functions that are called most
+    python -m benchmarks.turns.calls --instructions   # those that take most instructions of Python's bytecode
 
 Nothing else that a turn costs is the same on every machine and in every run. A worker's answer comes from memory, as in
-`benchmarks.small.decision_cost`; sockets and HTTP are left out, and so are asyncio and other libraries.
+`benchmarks.small.decision_cost`; sockets and HTTP are left out, and so are asyncio, other libraries and compiled code.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import click
 
@@ -21,7 +25,7 @@ import ppd.proxy
 from ..small.decision_cost import SIZES, conversation
 from ..small.proxy_here import TurnBench, bench
 
-LIMITS = {"SPLIT": 745, "LOCAL": 577}
+LIMITS = {"SPLIT": 743, "LOCAL": 577}
 """With the compiled modules; of the first turn of a conversation of three messages, and of its second. Lower them."""
 
 CONVERSATIONS = 12
@@ -29,18 +33,26 @@ _SHOWN = 25
 _PROXY = str(Path(ppd.proxy.__file__).parent)
 
 
-async def count() -> dict[str, Counter[str]]:
-    """By route: how often each function was called, in the turn of several that called the fewest.
+@dataclass(frozen=True, slots=True)
+class TurnWork:
+    """By function of the proxy."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    instructions: Counter[str] = field(default_factory=Counter)
+
+
+async def count() -> dict[str, TurnWork]:
+    """By route: what the turn of several did that called the fewest functions.
 
     Other turns do what is done once: they import, are the first on their worker, or forget old arrivals.
     """
-    one, found = bench(0), dict[str, Counter[str]]()
+    one, found = bench(0), dict[str, TurnWork]()
     try:
         for number in range(CONVERSATIONS):
             for body in _bodies(number):
-                name, calls = await _counted(one, body)
+                name, work = await _counted(one, body)
                 route = name.split()[-1]
-                found[route] = min(found.get(route, calls), calls, key=Counter.total)
+                found[route] = min(found.get(route, work), work, key=lambda each: each.calls.total())
     finally:
         one.proxy.listener.close()
     return found
@@ -52,27 +64,38 @@ def _bodies(number: int) -> tuple[bytes, bytes]:
     return first, second
 
 
-async def _counted(one: TurnBench, body: bytes) -> tuple[str, Counter[str]]:
-    calls = Counter[str]()
-
-    def called(frame: FrameType, event: str, _argument: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(_PROXY):
-            calls[f"{frame.f_code.co_filename[len(_PROXY) + 1 :]}: {frame.f_code.co_qualname}"] += 1
-
-    before = sys.getprofile()
-    sys.setprofile(called)
+async def _counted(one: TurnBench, body: bytes) -> tuple[str, TurnWork]:
+    work, before = TurnWork(), sys.gettrace()
+    sys.settrace(_tracer(work))
     try:
-        return await one.turn(body, 99), calls
+        return await one.turn(body, 99), work
     finally:
-        sys.setprofile(before)
+        sys.settrace(before)
+
+
+def _tracer(work: TurnWork) -> Callable[[FrameType, str, Any], Any]:
+    def traced(frame: FrameType, event: str, _argument: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(_PROXY):
+            return None
+        name = f"{frame.f_code.co_filename[len(_PROXY) + 1 :]}: {frame.f_code.co_qualname}"
+        if event == "call":
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            work.calls[name] += 1
+        elif event == "opcode":
+            work.instructions[name] += 1
+        return traced
+
+    return traced
 
 
 @click.command()
-def main() -> None:
-    """Counts the Python calls of a SPLIT and of a LOCAL turn."""
-    for route, calls in asyncio.run(count()).items():
-        click.echo(f"{route}: {calls.total()} calls, of which at most {LIMITS[route]} are allowed")
-        for name, times in calls.most_common(_SHOWN):
+@click.option("--instructions", "by_instructions", is_flag=True, help="Show the functions that take most instructions.")
+def main(by_instructions: bool) -> None:
+    """Counts the Python calls of a SPLIT and of a LOCAL turn, and the instructions that they take."""
+    for route, work in asyncio.run(count()).items():
+        calls, instructions = work.calls.total(), work.instructions.total()
+        click.echo(f"{route}: {calls} calls, of which at most {LIMITS[route]} are allowed; {instructions} instructions")
+        for name, times in (work.instructions if by_instructions else work.calls).most_common(_SHOWN):
             click.echo(f"{times:5} {name}")
 
 

@@ -34,7 +34,7 @@ class Rule:
 
     member: str
     value: bytes | None = None
-    add: bool = False  # also where the client did not send it
+    add: bool = False  # also where the client did not send it, and whatever it sent
     endpoints: frozenset[Endpoint] = _ALL
     only: Callable[[Any], bool] | None = None  # applies only to values for which this is true
     engines_before: Version | None = None  # applies to engines older than this, not to one of unknown version
@@ -85,7 +85,18 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-_RULES_OF = {endpoint: [rule for rule in RULES if endpoint in rule.endpoints] for endpoint in Endpoint}
+_RULES_OF = {
+    endpoint: {rule.member: rule for rule in RULES if endpoint in rule.endpoints and not rule.add}
+    for endpoint in Endpoint
+}
+_ADDED = {
+    endpoint: {
+        rule.member: msgspec.Raw(rule.value)
+        for rule in RULES
+        if rule.add and rule.value is not None and endpoint in rule.endpoints
+    }
+    for endpoint in Endpoint
+}
 
 
 def engine_version(text: str) -> Version | None:
@@ -94,14 +105,16 @@ def engine_version(text: str) -> Version | None:
 
 
 def prefill_fields(endpoint: Endpoint, fields: Fields, engine: Version | None) -> Fields:
-    kept = public_fields(fields)
-    for rule in _RULES_OF[endpoint]:
-        if (rule.member not in kept and not rule.add) or not _applies(rule, kept, engine):
+    kept, rules = public_fields(fields), _RULES_OF[endpoint]
+    for member in kept.keys() & rules.keys():
+        rule = rules[member]
+        if not _applies(rule, kept, engine):
             continue
         if rule.value is None:
-            kept.pop(rule.member, None)
+            del kept[member]
         else:
-            kept[rule.member] = msgspec.Raw(rule.value)
+            kept[member] = msgspec.Raw(rule.value)
+    kept |= _ADDED[endpoint]
     return kept
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
+from itertools import accumulate
 
 _HALVED = 4000.0  # counts: then all count by half
 
@@ -34,9 +36,9 @@ class LogHistogram:
         return self._least * math.exp2(number / self._per_doubling)
 
     def quantile(self, share: float) -> float:
-        left = share * self.total
-        for number, count in enumerate(self.counts):
-            if count and left <= count:
-                return self.begin(number + left / count)
-            left -= count
-        return self.begin(len(self.counts))
+        wanted, below = share * self.total, list(accumulate(self.counts))
+        number = bisect_left(below, wanted) if wanted else bisect_right(below, 0.0)  # the first that is not empty
+        if number == len(below):
+            return self.begin(number)
+        before = below[number - 1] if number else 0.0
+        return self.begin(number + (wanted - before) / self.counts[number])

@@ -31,7 +31,7 @@ class SlowStart(msgspec.Struct, frozen=True, gc=False):
     def __call__(self, view: WorkerView) -> float:
         """Grows linearly over `warm_up_s`: a cold engine still compiles, and its caches are empty."""
         age_s, warm_up_s = self.now_s - view.since_s, self.warm_up_s
-        return 1.0 if warm_up_s <= 0 or age_s >= warm_up_s else max(LEAST_FACTOR, age_s / warm_up_s)
+        return 1.0 if age_s >= warm_up_s or warm_up_s <= 0 else max(LEAST_FACTOR, age_s / warm_up_s)
 
     def rule(
         self,

@@ -170,3 +170,22 @@ def test_a_histogram_finds_quantiles_to_the_width_of_a_bin() -> None:
     for share in (0.05, 0.5, 0.9, 0.99):
         assert histogram.quantile(share) == pytest.approx(values[int(share * 3000)], rel=0.19)
     assert len(histogram.counts) == math.ceil(math.log2(1e6) * 4) + 1
+
+
+@pytest.mark.parametrize(
+    ("bins", "share", "where"),
+    [
+        ((), 0.5, 8),
+        ((3,), 0.0, 3),
+        ((3,), 0.5, 3.5),
+        ((3,), 1.0, 4),
+        ((0, 5), 0.5, 1),
+        ((0, 5), 0.75, 5.5),
+        ((7,), 1, 8),
+    ],
+)
+def test_a_quantile_lies_in_a_bin_that_is_not_empty(bins: tuple[int, ...], share: float, where: float) -> None:
+    histogram = LogHistogram(1.0, 2.0**7, 1)
+    for number in bins:
+        histogram.add(1.5 * 2.0**number)
+    assert histogram.quantile(share) == histogram.begin(where)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from ...config import Mode
-from ...connectors import CONNECTORS, answers_alone, can_pair, missing_coordinates
+from ...connectors import CONNECTORS, answers_alone, can_pair, missing_coordinates, takes_either_leg
 from ...connectors.prefill import engine_version
 from ...fleet.worker import PREFIX_CACHE, Role
 from ...health.probe import UNTRUSTED
@@ -68,7 +68,9 @@ def ways_to_serve(facts: Facts) -> Iterator[Finding]:
     replicas = facts.serving(Role.REPLICA)
     split = any(can_pair(p.worker, d.worker) for p in prefills for d in decodes)
     alone = any(answers_alone(fact.worker) for fact in decodes)
-    ways = [way for way, is_there in (("SPLIT", split), ("LOCAL", alone), ("REPLICA", replicas)) if is_there]
+    standing_in = [fact for fact in prefills if facts.prefills_answer and takes_either_leg(fact.worker)]
+    kinds = ("SPLIT", split), ("LOCAL", alone), ("REPLICA", replicas or standing_in)
+    ways = [way for way, is_there in kinds if is_there]
     can = f"turns can be {', '.join(ways)}"
     if not ways:
         yield Finding(Level.FAIL, check, "no worker can answer", "Start a P and a D that can pair, or an R.")
@@ -78,6 +80,8 @@ def ways_to_serve(facts: Facts) -> Iterator[Finding]:
     elif decodes and not prefills:
         remedy = "Start a P, or leave it so if D is meant to compute every prompt."
         yield Finding(Level.WARN, check, f"there is no P; {can}", remedy)
+    elif prefills and not decodes and standing_in:
+        yield Finding(Level.WARN, check, f"there is no D, so P answer in its place; {can}", "Start a D.")
     elif prefills and not decodes:
         yield Finding(Level.WARN, check, f"P serves nobody without a D; {can}", "Start a D, or stop the P.")
     else:

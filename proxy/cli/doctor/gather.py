@@ -128,6 +128,7 @@ def _config_fact(config: ProxyConfig) -> ConfigFact:
     return ConfigFact(
         ports=tuple(replace(port, error=_bind_error(port.host, port.port)) for port in ports),
         mode=config.mode,
+        prefills_answer=config.prefills_answer,
         table=config.table,
         table_cells=cells,
         table_error=table_error,

@@ -51,6 +51,7 @@ class ConfigFact:
 
     ports: tuple[PortFact, ...] = ()
     mode: str = "table"
+    prefills_answer: bool = False
     table: str = ""
     table_cells: int = 0  # with evidence
     table_error: str = ""
@@ -188,6 +189,13 @@ class Facts:
     def mode(self) -> str:
         source = self.config or self.proxy
         return source.mode if source else ""
+
+    @property
+    def prefills_answer(self) -> bool:
+        """Whether P answer in place of D and R; a proxy says so where there is no R."""
+        if self.config is not None:
+            return self.config.prefills_answer
+        return self.proxy is not None and "replica" in self.proxy.ways and not self.serving(Role.REPLICA)
 
     def serving(self, *roles: Role) -> tuple[WorkerFact, ...]:
         return tuple(fact for fact in self.workers if fact.serves and fact.role in roles)

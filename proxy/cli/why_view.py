@@ -47,7 +47,7 @@ REASONS: Final[Mapping[str, str]] = {
     "no_handle": "no D keeps KV of the conversation that could be read back now",
     "not_a_prefix": "the prompt does not begin with the tokens of the KV that D keeps",
     "no_reader": "no P can read back from the D and hand over to it",
-    "no_decode_worker": "there is no D",
+    "no_decode_worker": "no D can take the turn",
     "no_table": "mode table has no table in force",
     "no_evidence": "the table has no evidence for a turn like this one",
     "no_profile": "no engine that could take it has a profile",

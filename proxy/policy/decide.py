@@ -3,6 +3,7 @@
 The first of these that applies says which route is wanted:
 
 1. REPLICA, if a forced route or the mode says so and there is an R, or if there is no D. Not if a D stores the history.
+   P that answer in place of D and R count as R.
 2. LOCAL, if one engine has to compute the whole request, or stores its history: whatever the table says.
 3. The route that the operator forces on this turn, the first included: whatever mode and table say.
 4. What the mode asks for (`modes/`). In those of the paper, turn 1 is SPLIT unless a D holds most of the prompt by the

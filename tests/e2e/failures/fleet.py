@@ -197,8 +197,11 @@ class FaultFleet(Fleet):
         return self.at_rest() and not keeps and not self.outstanding() and not self.pinned()
 
     def is_reading(self) -> bool:
-        """Whether a D is at P's blocks, which an aborted one goes on with: no lease ends in the time that it takes."""
-        return any(engine.scheduler.pulling > engine.pulls.meeting for engine in self.engines.values())
+        """At rest: whether an aborted D is still at P's blocks. No lease ends in the time that this takes."""
+        return any(
+            sum(not one.transfer.is_sent for one in engine.scheduler.sequences) > engine.pulls.meeting
+            for engine in self.engines.values()
+        )
 
     def end_leases(self) -> None:
         """In the proxy's ledger and on every P, and what an aborted request of a D keeps for P."""

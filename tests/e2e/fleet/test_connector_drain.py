@@ -53,7 +53,7 @@ class Draining:
     async def check_engines(self) -> None:
         """No leg is left, and nobody is blamed for the proxy's end."""
         field = self.field
-        await field.until(field.at_rest)
+        await field.until(lambda: field.at_rest() and not field.is_reading())
         # A P that had computed keeps that until its D, or its lease, lets go; a D what a P was to write that was ended.
         field.end_leases()
         await field.until(lambda: not any(engine.scheduler.sequences for engine in field.engines.values()))

@@ -121,7 +121,7 @@ class Candidates(msgspec.Struct, frozen=True):
         return view.role is not Role.PREFILL and _can_do_either(view, self.excluded, self.worker_limit)
 
 
-def has_room(fleet: Fleet, rules: Rules, blocked: Excluded = ()) -> bool:
+def has_room(fleet: Fleet, rules: Rules, blocked: Excluded = (), *, is_response: bool = False) -> bool:
     """Whether a turn that arrives now finds a worker with room; True also if no worker could ever take it.
 
     It needs no P: if all are full or hang, D computes the prompt.
@@ -130,7 +130,7 @@ def has_room(fleet: Fleet, rules: Rules, blocked: Excluded = ()) -> bool:
     for view in chain(fleet.decodes, fleet.replicas):  # nearly always the first one has
         if not view.is_full(limit):
             return True
-    if _stand_ins(fleet, rules, fleet.prefills, blocked):
+    if not is_response and _stand_ins(fleet, rules, fleet.prefills, blocked):
         return True
     if fleet.decodes or fleet.replicas:
         return False

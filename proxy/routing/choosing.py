@@ -297,6 +297,7 @@ class Chooser:
 
     def _ticket(self, request: Request, turn: Turn, context: TurnContext, now_s: float) -> Ticket:
         client, model = context.client, request.model  # the ticket outlives the prompt, so it must not hold the request
+        is_response = turn.is_response
         return Ticket(
             tenant=client.tenant,
             weight=client.weight,
@@ -304,8 +305,10 @@ class Chooser:
             cost=turn.new_tokens + turn.output_tokens,
             arrived_s=now_s,
             deadline_s=now_s + context.patience_s,
-            needs=model,
-            fits=lambda: has_room(self._state.registry.fleet(model), self.rules, self._passed_over(self._now())),
+            needs=(model, is_response and self.rules.prefills_answer),  # else all of a model fit alike
+            fits=lambda: has_room(
+                self._state.registry.fleet(model), self.rules, self._passed_over(self._now()), is_response=is_response
+            ),
         )
 
     async def _counted(self, request: Request) -> CountedPrompt | None:

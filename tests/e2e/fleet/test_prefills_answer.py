@@ -130,6 +130,8 @@ async def test_a_client_that_leaves_leaves_nothing_on_p(moment: str) -> None:
         asking.cancel()
         await asyncio.wait({asking})
         await fleet.until(lambda: not any(each.scheduler.sequences for each in fleet.engines.values()))
+        await fleet.until(lambda: fleet.newest().outcome == "cancelled")
+        assert [(leg.kind, leg.worker) for leg in fleet.newest().legs] == [(Leg.REPLICA, "P1")]
 
 
 @pytest.mark.parametrize("mode", [Mode.SLO, Mode.ALWAYS_SPLIT])
@@ -147,6 +149,8 @@ async def test_while_no_d_has_a_place_p_answers_and_responses_wait(mode: Mode) -
         response = {"model": "sim", "input": "hello", "max_output_tokens": 3}
         waiting = asyncio.create_task(fleet.session.post(f"{fleet.base_url}/v1/responses", json=response))
         await fleet.until(lambda: fleet.proxy.state.admission.waiting == 1)
+        assert await say(fleet, one) == ("REPLICA", "P1")
+        assert fleet.proxy.state.admission.waiting == 1, "nor does it keep others from P"
         blocking.cancel()
         answer = await waiting
         assert (answer.status, answer.headers["X-PPD-Decode"]) == (200, "D1")
@@ -156,8 +160,8 @@ async def test_while_no_d_has_a_place_p_answers_and_responses_wait(mode: Mode) -
     assert not fleet.outstanding()
 
 
-@pytest.mark.parametrize("mode", [Mode.SLO, Mode.TABLE])
-async def test_while_every_d_is_down_p_answers_and_sessions_go_home_again(mode: Mode) -> None:
+@pytest.mark.parametrize("mode", [Mode.SLO, Mode.ALWAYS_LOCAL, Mode.TABLE])
+async def test_while_every_d_is_down_p_answers_until_another_comes(mode: Mode) -> None:
     async with FaultFleet.of("P1 D1", **{**ANSWERS, "mode": mode}) as fleet:
         one = talk()
         with crowded(fleet.proxy, fleet.worker("P1")):
@@ -170,3 +174,6 @@ async def test_while_every_d_is_down_p_answers_and_sessions_go_home_again(mode: 
         async with fleet.session.get(f"{fleet.base_url}/ready") as answer:
             told = await answer.json()
             assert (answer.status, told["local"], told["replica"]) == (200, False, True)
+        await fleet.add("D2")
+        with crowded(fleet.proxy, fleet.worker("P1")):  # in mode slo the session would stay where its KV is
+            assert (await say(fleet, one, stream=True))[1] == "D2"

@@ -12,7 +12,7 @@ from ppd.proxy.config import Mode, StageOrder
 from ppd.proxy.errors import AllBusy, AllDown
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import WorkerId
-from ppd.proxy.policy import Decision, Route, Turn, has_room
+from ppd.proxy.policy import Decision, Route, Rules, Turn, has_room
 from ppd.proxy.policy.modes import PREDICTING
 from ppd.proxy.policy.stage_order import OrderRules
 from tests.proxy.policy.test_predicting_modes import BUSY, LATER, LONG, SameLaws, crowded, decided, queueing
@@ -137,15 +137,22 @@ def test_no_p_stands_in_where_it_could_not_answer(
 
 
 def test_no_p_stands_in_unless_the_operator_says_so_or_while_another_has_room() -> None:
-    assert not has_room(fleet_of((P1, TAKEN)), rules())
     for by in (rules(), replace(rules(Mode.PROFILES), prefills_answer=True)):
         assert not has_room(fleet_of((P1, TAKEN)), by)
         with pytest.raises(AllBusy):
             run(LONG, (P1, TAKEN), by)
     answers = replace(rules(), prefills_answer=True)
+    assert not has_room(fleet_of((P1, TAKEN)), answers, is_response=True), "it waits in the queue"
     assert run(LONG, (P1, TAKEN, D2), answers).decode is D2
     assert run(replace(LATER, held=held(TAKEN, 20_000)), (P1, TAKEN), answers).decode is TAKEN, "it waits at home"
     assert not has_room(fleet_of((replace(P1, inflight=3), replace(D1, inflight=3))), replace(answers, worker_limit=3))
+
+
+def test_no_p_that_stands_in_lends_itself_to_another() -> None:
+    answers = Rules(mode=Mode.SLO, laws=SameLaws(), prefills_answer=True, moves_kv=True)
+    decision = run(ON_P1, (crowded(P1), P2, TAKEN), answers)
+    assert (decision.route, decision.prefill) == (Route.REPLICA, None)
+    assert not any(way.prefill for way in decision.candidates)
 
 
 def test_a_turn_that_its_only_d_has_failed_goes_to_p() -> None:

@@ -137,7 +137,9 @@ def has_room(fleet: Fleet, rules: Rules, blocked: Excluded = (), *, is_response:
     return not fleet.down or any(_may_try(view, blocked) for view in fleet.down)
 
 
-def _stand_ins(fleet: Fleet, rules: Rules, prefills: Sequence[WorkerView], excluded: Excluded) -> Sequence[WorkerView]:
+def _stand_ins(
+    fleet: Fleet, rules: Rules, prefills: Sequence[WorkerView], excluded: Excluded = ()
+) -> Sequence[WorkerView]:
     """The P of these that answer in place of D and R, where all of those are full or down; most operators want none.
 
     In mode `profiles` the profiles say who answers.
@@ -187,7 +189,7 @@ def find_candidates(
     able = [view for view in prefills if splits_responses(view.worker)] if turn.is_response else prefills
     # None answers a Response, which a later turn may name, and be sent to a D.
     if not (decodes or replicas or turn.is_response):
-        replicas = _stand_ins(fleet, rules, prefills, (*avoid, *blocked))
+        replicas = _stand_ins(fleet, rules, prefills)
         able = prefills = () if replicas else prefills
     if not decodes and not replicas:
         if full:

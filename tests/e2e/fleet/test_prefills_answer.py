@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ppd.proxy.admission.gate import Permit
 from ppd.proxy.config import Mode
 from ppd.proxy.failures import Leg
 from ppd.proxy.policy import Route
@@ -135,7 +136,11 @@ async def test_a_client_that_leaves_leaves_nothing_on_p(moment: str) -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.SLO, Mode.ALWAYS_SPLIT])
-async def test_while_no_d_has_a_place_p_answers_and_responses_wait(mode: Mode) -> None:
+async def test_while_no_d_has_a_place_p_answers_and_responses_wait(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def again(*_: object, **__: object) -> None:
+        pytest.fail("a turn that finds no worker must not be let in, again and again")
+
+    monkeypatch.setattr(Permit, "wait_again", again)
     async with FaultFleet.of(
         "P1 D1", **{**ANSWERS, "mode": mode}, max_worker_inflight=1, queue_timeout_s=60.0
     ) as fleet:

@@ -277,6 +277,8 @@ def test_ways_to_serve(roles: str, ways: tuple[bool, bool, bool]) -> None:
     views = registry.views()
     assert tuple(ways_to_serve(views).values()) == ways
     assert ways_to_serve(views, prefills_answer=True)["replica"] is ("P" in roles or "R" in roles)
+    registry.apply(Announcement(replace(D, address="d:2", has_sidecar=True)), 0.0)
+    assert ways_to_serve(registry.views(), prefills_answer=True)["replica"] is ("R" in roles)
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,7 @@ def test_in_every_mode_p_answer_in_place_of_d_and_r_that_are_all_full_or_down(
             by = replace(rules(mode), **asked, moves_kv=order is StageOrder.MODE)
             decision = run(turn, (P1, replace(P2, inflight=3, places=3), *nobody), by, order=order)
             assert (decision.route, decision.decode, decision.prefill) == (Route.REPLICA, P1, None)
+            assert sum(way.decode is P1 for way in decision.candidates) <= 1, "it is judged once"
         assert has_room(fleet_of((P1, *nobody)), by)
 
 

@@ -28,8 +28,6 @@ import torch
 from benchmarks.interference.engine_step.network import Network, NetworkShape, StepPoint
 
 shape = NetworkShape(layers=1, hidden=64, heads=8, kv_heads=2, head_dim=16, mlp=64, vocabulary=50)
-network = Network(shape, kv_tokens=200, device="cpu", dtype="float32")
-layer = network._layers[0]
 
 def plain(q, keys, values):                     # (8, 16), (2, seen, 16) -> (128,)
     out = []
@@ -38,7 +36,8 @@ def plain(q, keys, values):                     # (8, 16), (2, seen, 16) -> (128
         out.append(torch.softmax(k @ q[head] / 4.0, dim=0) @ v)
     return torch.cat(out)
 
-def check(point):
+def check(network, point):
+    layer = network._layers[0]
     q, k, v = (torch.randn(point.decode + point.prefill, n, 16) for n in (8, 2, 2))
     start = point.decode * point.context * 32
     if point.decode:
@@ -48,17 +47,26 @@ def check(point):
             assert torch.equal(keys[n, :, -1], k[n]) and torch.equal(values[n, :, -1], v[n])
             torch.testing.assert_close(out[n], plain(q[n], keys[n], values[n]))
     if point.prefill:
-        total, first = point.cached + point.prefill, point.decode
+        first = point.decode
         out = network._prefill(point, layer, q[first:], k[first:], v[first:])
-        keys, values = network._views(layer, start, (2, 1, total, 16))
+        own = network._views(layer, start, (2, point.prefill, 16))
+        before = network._views(layer, start + point.prefill * 32, (2, point.cached, 16))
+        keys, values = (torch.cat(both, dim=1) for both in zip(before, own))
         for n in range(point.prefill):
             seen = point.cached + n + 1
-            assert torch.equal(keys[:, 0, seen - 1], k[first + n])
-            torch.testing.assert_close(out[n], plain(q[first + n], keys[:, 0, :seen], values[:, 0, :seen]))
+            assert torch.equal(keys[:, seen - 1], k[first + n])
+            torch.testing.assert_close(out[n], plain(q[first + n], keys[:, :seen], values[:, :seen]))
 
-for point in (StepPoint(3, 20, 0, 0), StepPoint(0, 0, 7, 0), StepPoint(0, 0, 7, 30), StepPoint(2, 20, 5, 11)):
+network = Network(shape, kv_tokens=2200, device="cpu", dtype="float32")
+for point in (
+    StepPoint(3, 20, 0, 0),
+    StepPoint(0, 0, 7, 0),
+    StepPoint(0, 0, 7, 30),
+    StepPoint(2, 20, 5, 11),
+    StepPoint(1, 1024, 5, 768),  # in 4 and in 2 parts
+):
     with torch.inference_mode():
-        check(point)
+        check(network, point)
         tokens = network.step(point, network.inputs(point), network.rotations(point))
     assert tokens.shape == (point.decode + bool(point.prefill),)
 print("as defined")

@@ -25,7 +25,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from .network import Network, NetworkShape, StepPoint
+from .network import Attention, Network, NetworkShape, StepPoint
 
 VERSION = 1
 KIND = "ppd-engine-steps"
@@ -60,6 +60,8 @@ def add_arguments(top: Any) -> None:
     top.add_argument("--warm-ups", type=int, default=3, metavar="N")
     top.add_argument("--step-repeats", type=int, default=20, metavar="N")
     top.add_argument("--threads", type=int, default=0, metavar="N", help="of a CPU; 0: PyTorch's own choice")
+    top.add_argument("--attention", choices=list(Attention), type=Attention, default=Attention.CUDNN, help="on CUDA")
+    top.add_argument("--compile", action="store_true", help="fuse what lies between matrix products and attention")
     top.add_argument("--no-graphs", action="store_true", help="launch kernels one by one on CUDA")
 
 
@@ -218,10 +220,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "",
         "graphs": device.startswith("cuda") and not args.no_graphs,
+        "attention": args.attention,
+        "compiled": args.compile,
         "kv_tokens": kv_tokens,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
     }
-    network = Network(shape, kv_tokens=kv_tokens, device=device, dtype=args.dtype)
+    network = Network(
+        shape,
+        kv_tokens=kv_tokens,
+        device=device,
+        dtype=args.dtype,
+        attention=args.attention,
+        compiled=args.compile,
+    )
     rows = [*measured(network, args, kv_tokens), *copies(torch, Stopwatch(torch, device), args.step_repeats)]
     write(args.output, [head, *rows])
 

@@ -9,10 +9,24 @@ paging of the cache are left out.
 from __future__ import annotations
 
 import importlib
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 Tensor = Any  # of torch, which is not installed where types are checked
+
+_PIECES = 264  # of work that fill a GPU: two for each multiprocessor of an H100
+_QUERIES = 128  # of one piece
+_LEAST_TOKENS = 256  # of a part of a cache
+
+
+class Attention(StrEnum):
+    """Whose kernels, on a GPU."""
+
+    CUDNN = "cudnn"  # on Hopper the faster one for long prefills
+    FLASH = "flash"  # FlashAttention 2, as it comes with PyTorch
 
 
 @dataclass(frozen=True)
@@ -62,10 +76,22 @@ class _Layer:
 
 
 class Network:
-    def __init__(self, shape: NetworkShape, *, kv_tokens: int, device: str, dtype: str, seed: int = 0) -> None:
-        """`kv_tokens`: of KV that all sequences of a step may have together."""
+    def __init__(
+        self,
+        shape: NetworkShape,
+        *,
+        kv_tokens: int,
+        device: str,
+        dtype: str,
+        attention: Attention = Attention.CUDNN,
+        compiled: bool = False,
+        seed: int = 0,
+    ) -> None:
+        """`kv_tokens`: of KV that all sequences of a step may have together. `compiled`: what lies between the matrix
+        products and the attention is fused by torch.compile, as vLLM does."""
         self.torch = importlib.import_module("torch")
-        self.shape, self.device = shape, device
+        self.shape, self.device, self._attention = shape, device, attention
+        self._elementwise = _Elementwise.of(self.torch, compiled=compiled)
         self._generator = self.torch.Generator(device=device).manual_seed(seed)
         self._kind = {"device": device, "dtype": getattr(self.torch, dtype)}
         queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -103,25 +129,24 @@ class Network:
 
     def step(self, point: StepPoint, tokens: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
         """The most likely next token of each decoding sequence, then of the chunk."""
-        torch, linear, shape = self.torch, self.torch.nn.functional.linear, self.shape
+        linear, add_norm, gate = self.torch.nn.functional.linear, self._elementwise.add_norm, self._elementwise.gate
         stream = self._embedding[tokens]
+        change = self.torch.zeros_like(stream)
         for layer in self._layers:
-            qkv = linear(self._norm(stream, layer.before_attention), layer.qkv)
-            stream = stream + linear(self._attend(point, layer, qkv, rotations), layer.out)
-            gate, up = linear(self._norm(stream, layer.before_mlp), layer.gate_up).split(shape.mlp, dim=-1)
-            stream = stream + linear(torch.nn.functional.silu(gate) * up, layer.down)
-        answered = stream[: point.decode]
+            stream, normed = add_norm(stream, change, layer.before_attention)
+            change = linear(self._attend(point, layer, linear(normed, layer.qkv), rotations), layer.out)
+            stream, normed = add_norm(stream, change, layer.before_mlp)
+            change = linear(gate(linear(normed, layer.gate_up)), layer.down)
+        _, normed = add_norm(stream, change, self._last_norm)
+        answered = normed[: point.decode]
         if point.prefill:
-            answered = torch.cat([answered, stream[-1:]])
-        return linear(self._norm(answered, self._last_norm), self._head).argmax(dim=-1)
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self.torch.nn.functional.rms_norm(x, (self.shape.hidden,), weight, 1e-5)
+            answered = self.torch.cat([answered, normed[-1:]])
+        return linear(answered, self._head).argmax(dim=-1)
 
     def _attend(self, point: StepPoint, layer: _Layer, qkv: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
         shape, size = self.shape, self.shape.head_dim
         q, k, v = qkv.view(len(qkv), -1, size).split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
-        q, k = self._rotate(q, rotations), self._rotate(k, rotations)
+        q, k = self._elementwise.rotate(q, *rotations), self._elementwise.rotate(k, *rotations)
         parts = []
         if point.decode:
             parts.append(self._decode(point, layer, q[: point.decode], k[: point.decode], v[: point.decode]))
@@ -129,44 +154,102 @@ class Network:
             parts.append(self._prefill(point, layer, q[point.decode :], k[point.decode :], v[point.decode :]))
         return self.torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    def _rotate(self, x: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
-        low, high = x.chunk(2, dim=-1)
-        cosines, sines = rotations
-        return x * cosines + self.torch.cat([-high, low], dim=-1) * sines
-
     def _decode(self, point: StepPoint, layer: _Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The query heads of one KV head are given as several queries, so that each K and V is read once."""
         shape = self.shape
-        size = (point.decode, shape.kv_heads, point.context, shape.head_dim)
-        keys, values = self._views(layer, 0, size)
+        keys, values = self._views(layer, 0, (point.decode, shape.kv_heads, point.context, shape.head_dim))
         keys[:, :, -1], values[:, :, -1] = k, v
-        grouped = q.view(point.decode, shape.kv_heads, -1, shape.head_dim)
-        return self._attention(grouped, keys, values).reshape(point.decode, -1)
+        queries = q.view(point.decode * shape.kv_heads, -1, shape.head_dim)
+        out, _ = self._to_all(queries, keys.flatten(0, 1), values.flatten(0, 1))
+        return out.reshape(point.decode, -1)
 
     def _prefill(self, point: StepPoint, layer: _Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """KV heads are the batch dimension, so that their query heads share K and V without a copy."""
-        shape, total = self.shape, point.cached + point.prefill
-        used = point.decode * point.context * shape.kv_heads * shape.head_dim
-        keys, values = self._views(layer, used, (shape.kv_heads, 1, total, shape.head_dim))
-        keys[:, 0, point.cached :], values[:, 0, point.cached :] = k.transpose(0, 1), v.transpose(0, 1)
-        group = shape.heads // shape.kv_heads
+        """To the cached tokens and causally to the chunk's own; each weighs as its sum of exponentials."""
+        shape, group = self.shape, self.shape.heads // self.shape.kv_heads
+        start = point.decode * point.context * shape.kv_heads * shape.head_dim
+        own_keys, own_values = self._views(layer, start, (shape.kv_heads, point.prefill, shape.head_dim))
+        own_keys.copy_(k.transpose(0, 1))
+        own_values.copy_(v.transpose(0, 1))
         queries = q.view(point.prefill, shape.kv_heads, group, shape.head_dim).permute(1, 2, 0, 3)
-        wide = (shape.kv_heads, group, total, shape.head_dim)
-        out = self._attention(queries, keys.expand(wide), values.expand(wide), chunk=point.prefill, total=total)
+        wide = (shape.kv_heads, group, point.prefill, shape.head_dim)
+        out, sums = self._kernel(queries, own_keys[:, None].expand(wide), own_values[:, None].expand(wide), True)
+        if point.cached:
+            size = (shape.kv_heads, point.cached, shape.head_dim)
+            keys, values = self._views(layer, start + own_keys.numel(), size)
+            before, its_sums = self._to_all(queries.flatten(1, 2), keys, values)
+            share = self.torch.sigmoid(its_sums.view(sums.shape) - sums)[..., None]
+            out = self._elementwise.mix(out, before.view(out.shape), share)
         return out.permute(2, 0, 1, 3).reshape(point.prefill, -1)
 
-    def _views(self, layer: _Layer, start: int, size: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
-        count = size[0] * size[1] * size[2] * size[3]
-        flat = layer.kv[:, start : start + count]
+    def _views(self, layer: _Layer, start: int, size: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        flat = layer.kv[:, start : start + math.prod(size)]
         return flat[0].view(size), flat[1].view(size)
 
-    def _attention(self, q: Tensor, k: Tensor, v: Tensor, *, chunk: int = 0, total: int = 0) -> Tensor:
-        """Without `chunk`, all queries attend to all keys; with it causally, to `total` keys that end in the chunk."""
-        attend = self.torch.nn.functional.scaled_dot_product_attention
-        if not chunk:
-            return attend(q, k, v)
-        if chunk == total:
-            return attend(q, k, v, is_causal=True)
-        # is_causal aligns the mask to the upper left, which is right only where nothing is cached.
-        mask = importlib.import_module("torch.nn.attention.bias").causal_lower_right(chunk, total)
-        return attend(q, k, v, attn_mask=mask)
+    def _to_all(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Each of (KV heads, queries, head_dim) to all of (KV heads, tokens, head_dim), with the logarithms of sums.
+
+        The query heads of one KV head are queries of it, so each K and V is read once. Where that is too little work
+        at once to fill the GPU, the tokens are cut into parts whose answers are weighed by their sums (flash decoding).
+        """
+        heads, queries, size = q.shape
+        parts = self._parts(heads * -(-queries // _QUERIES), k.shape[1])
+        if parts == 1:
+            out, sums = self._kernel(q[:, None], k[:, None], v[:, None], False)
+            return out[:, 0], sums[:, 0]
+        many = q[:, None].expand(heads, parts, queries, size).reshape(heads * parts, 1, queries, size)
+        cut = (heads * parts, 1, k.shape[1] // parts, size)
+        out, sums = self._kernel(many, k.view(cut), v.view(cut), False)
+        out, sums = out.view(heads, parts, queries, size), sums.view(heads, parts, queries)
+        return self._elementwise.weigh(out, sums), sums.logsumexp(dim=1)
+
+    @staticmethod
+    def _parts(pieces: int, tokens: int) -> int:
+        """A power of two that divides the tokens."""
+        parts = 1
+        while pieces * parts < _PIECES and tokens % (2 * parts) == 0 and tokens // (2 * parts) >= _LEAST_TOKENS:
+            parts *= 2
+        return parts
+
+    def _kernel(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+        """The attention, (batch, heads, queries, head_dim), and the logarithm of each query's sum of exponentials."""
+        aten = self.torch.ops.aten
+        if not self.device.startswith("cuda"):
+            out, sums = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal)
+        elif self._attention is Attention.CUDNN:
+            out, sums, *_ = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, is_causal)
+        else:
+            out, sums, *_ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal)
+        return out, sums.reshape(q.shape[:-1])
+
+
+@dataclass(frozen=True)
+class _Elementwise:
+    """What lies between the matrix products and the attention."""
+
+    add_norm: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # stream, its change, weight: both, normed
+    rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
+    gate: Callable[[Tensor], Tensor]
+    mix: Callable[[Tensor, Tensor, Tensor], Tensor]  # the second one's share
+    weigh: Callable[[Tensor, Tensor], Tensor]  # (heads, parts, queries, head_dim), the logarithms of the parts' sums
+
+    @classmethod
+    def of(cls, torch: Any, *, compiled: bool) -> _Elementwise:
+        def add_norm(stream: Tensor, change: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+            stream = stream + change
+            return stream, torch.nn.functional.rms_norm(stream, (stream.shape[-1],), weight, 1e-5)
+
+        def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+            low, high = x.chunk(2, dim=-1)
+            return x * cosines + torch.cat([-high, low], dim=-1) * sines
+
+        def gate(both: Tensor) -> Tensor:
+            gates, up = both.chunk(2, dim=-1)
+            return torch.nn.functional.silu(gates) * up
+
+        def mix(one: Tensor, other: Tensor, share: Tensor) -> Tensor:
+            return (one.float() * (1 - share) + other.float() * share).to(one.dtype)
+
+        def weigh(parts: Tensor, sums: Tensor) -> Tensor:
+            return (parts * sums.softmax(dim=1)[..., None]).sum(dim=1).to(parts.dtype)
+
+        every = (add_norm, rotate, gate, mix, weigh)
+        return cls(*(torch.compile(each, dynamic=True) if compiled else each for each in every))

@@ -13,6 +13,7 @@ from ppd.offline.experiment import files
 from ppd.offline.experiment.files import decode_rows
 
 from .measure import KIND, VERSION
+from .network import Attention
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Tokens = Annotated[int, msgspec.Meta(ge=1)]
@@ -42,6 +43,8 @@ class StepsHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     torch: str
     cuda: str
     graphs: bool
+    attention: Attention = Attention.CUDNN
+    compiled: bool = False
     kv_tokens: Tokens  # of KV that fit beside the weights
     started: str  # ISO 8601, UTC
 

@@ -72,10 +72,14 @@ def _of_profile(traffic: Traffic, profile: ProfileFile, found: Sequence[ProfileF
     turns, count = traffic.turns, len(traffic.turns)
     seen = None if profile.fit is None else profile.fit.range
     if seen is not None:
+        steps = None if profile.fit is None else profile.fit.steps
+        but = f"; bare steps were checked up to {steps.context_tokens:,}" if steps is not None else ""
         if long := sum(turn.prompt_tokens + turn.output_tokens > seen.context_tokens for turn in turns):
-            yield Caveat(f"contexts beyond the {seen.context_tokens:,} tokens up to which it was fitted", long / count)
+            yield Caveat(
+                f"contexts beyond the {seen.context_tokens:,} tokens up to which it was fitted{but}", long / count
+            )
         if large := sum(turn.new_tokens > seen.new_tokens for turn in turns):
-            yield Caveat(f"more new tokens than the {seen.new_tokens:,} that it was fitted to", large / count)
+            yield Caveat(f"more new tokens than the {seen.new_tokens:,} that it was fitted to{but}", large / count)
     if profile.status is Status.MODELLED:
         yield Caveat(f"{profile.name} was computed from data sheets; nothing was measured")
     for one in found:

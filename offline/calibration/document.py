@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from ppd.proxy.laws.profile_file import Fit, ProfileFile
+from ppd.proxy.laws.profile_file import Fit, ProfileFile, StepCheck
 
 from .assess import Assessment
 from .errors import markdown
@@ -69,10 +69,22 @@ def _range(fit: Fit | None) -> list[str]:
     if fit is None or fit.range is None:
         return []
     seen = fit.range
-    return [
+    saw = (
         f"\nSeen: contexts of up to {seen.context_tokens:,} tokens, turns of up to {seen.new_tokens:,} new ones, "
-        f"and {seen.qps:g} conversations a second. Beyond that, the profile is a guess."
-    ]
+        f"and {seen.qps:g} conversations a second."
+    )
+    if fit.steps is None:
+        return [f"{saw} Beyond that, the profile is a guess."]
+    return [saw, f"\n{said(fit.steps)} Beyond that, the profile is a guess."]
+
+
+def said(check: StepCheck) -> str:
+    return (
+        f"{check.steps} other steps were measured by themselves, without an engine around them, on {check.gpu} "
+        f"({check.source}), with contexts of up to {check.context_tokens:,} tokens and prompts of up to "
+        f"{check.new_tokens:,} new ones. The law of steps is {check.error_median:.1%} from them at the median and "
+        f"{check.error_p90:.1%} at the 90th percentile (median with its sign {check.bias:+.1%})."
+    )
 
 
 def _costs(profile: ProfileFile) -> list[str]:

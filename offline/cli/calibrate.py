@@ -18,10 +18,12 @@ from ppd.proxy.errors import ConfigError, PPDError
 from ppd.proxy.laws.profile_file import Fit, ProfileFile, encode, find
 
 from ..calibration.assess import assess
-from ..calibration.document import Without, document
+from ..calibration.document import Without, document, said
 from ..calibration.fit import Simulations, fit
 from ..calibration.sources import CalibrationSource, open_source
+from ..calibration.steps import STEPS, check, load
 from ..experiment.files import write_whole
+from ..simulation.modelled_hardware import profile_for
 from ..simulation.setup import Setup
 
 
@@ -37,6 +39,7 @@ class CalibrateFlags:
     without: bool
     evaluations: int
     check: str | None
+    steps: Path | None
     jobs: int
 
 
@@ -56,17 +59,27 @@ class CalibrateFlags:
     help="Of each of its two passes; 0: the costs that a fit begins from, as they are.",
 )
 @click.option("--check", metavar="PROFILE", help="Fit nothing: the errors of a profile, by its name or path.")
+@click.option(
+    "--steps",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Steps of benchmarks.interference --torch on that GPU: check what is larger than what the fit saw.",
+)
 @click.option("--jobs", default=os.cpu_count(), show_default=True, type=click.IntRange(1), help="Processes.")
 def command(source: Path, **given: Any) -> None:
     """Fit an engine profile to SOURCE: a sweep's folder, or the rows of the published grid.
 
     The runs that were measured are simulated, and the costs sought under which the simulated means of TTFT and TPOT
     come closest to the measured ones. The profile says what it was fitted on and how far it is from what it was not.
-    `--check PROFILE SOURCE` shows how far a profile is from SOURCE.
+    `--check PROFILE SOURCE` shows how far a profile is from SOURCE; for a profile that was computed, or for engine
+    steps, SOURCE is a file of steps.
     Configurations are called as in the published rows: 2P_2D is x = 0 there, 2P_2pD is x = 1.
     """
     flags = CalibrateFlags(**given)
     try:
+        if source.name.endswith(STEPS):
+            _check_steps(source, flags.check)
+            return
         known = open_source(source, flags.kv_capacity)
         if unknown := set(flags.fit_on) - set(known.configs):
             raise ConfigError(f"--fit-on {min(unknown)}: {source} has {', '.join(known.configs)}", param="fit_on")
@@ -78,6 +91,12 @@ def command(source: Path, **given: Any) -> None:
                 _check(chosen, find(flags.check), simulations)
     except PPDError as exc:
         raise click.ClickException(exc.message) from exc
+
+
+def _check_steps(path: Path, profile: str | None) -> None:
+    if profile is None:
+        raise ConfigError(f"{path}: engine steps are no whole requests: give them to --steps or --check", param="steps")
+    click.echo(said(check(profile_for(profile), load(path), path.name)))
 
 
 def _check(source: CalibrationSource, profile: ProfileFile, simulations: Simulations) -> None:
@@ -110,6 +129,9 @@ def _calibrate(source: CalibrationSource, simulations: Simulations, flags: Calib
             slow_worker=setup.slow,
         ),
     )
+    if flags.steps is not None and profile.fit is not None:
+        checked = check(profile, load(flags.steps), flags.steps.name)
+        profile = replace_struct(profile, fit=replace_struct(profile.fit, steps=checked))
     path = flags.out or Path(f"{profile.name}.json")
     write_whole(path, encode(profile))
     click.echo(f"{found.markdown(source.fitted_on)}\n\n{path}")

@@ -43,15 +43,15 @@ class EngineLaws(msgspec.Struct, frozen=True, kw_only=True):
 
     costs: EngineProfile
     profile: str = ""  # its name
-    fitted: FittedRange | None = None  # None: the profile states no range
+    reach: FittedRange | None = None  # see `Fit.reach`; None: the profile states none
     ttft_factor: float = 1.0
     tpot_factor: float = 1.0
     ttft_spread: float = USUAL_SPREAD  # see `Corrections`
 
     def is_guess(self, context_tokens: int, new_tokens: int) -> bool:
-        """Whether a turn lies beyond what the profile was fitted to. context_tokens: of its prompt and answer."""
-        fitted = self.fitted
-        return fitted is not None and (context_tokens > fitted.context_tokens or new_tokens > fitted.new_tokens)
+        """Whether a turn lies beyond the profile's reach. context_tokens: of its prompt and answer."""
+        reach = self.reach
+        return reach is not None and (context_tokens > reach.context_tokens or new_tokens > reach.new_tokens)
 
 
 class Laws(Protocol):

@@ -57,7 +57,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class FittedRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The largest that the fit saw; what is larger is a guess."""
+    """The largest that the fit saw."""
 
     context_tokens: Tokens  # prompt and answer
     new_tokens: Tokens  # of a turn
@@ -94,6 +94,19 @@ class RankCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     pairs_right: RelativeError  # share of them in the measured order
 
 
+class StepCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A fitted profile's law of steps against steps that were measured by themselves, larger than what the fit saw."""
+
+    source: str  # file
+    gpu: str
+    steps: Tokens  # that were compared
+    context_tokens: Tokens  # the longest
+    new_tokens: Tokens  # of a prompt, which takes several steps
+    error_median: RelativeError  # of their sizes
+    error_p90: RelativeError
+    bias: float  # median, with its sign: above 0 if the law is slower
+
+
 class Fit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a fitted profile was made from, and how good it is. A configuration in both lists tests nothing new."""
 
@@ -101,8 +114,20 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     checked_on: tuple[Check, ...]
     command: str  # makes the profile again
     range: FittedRange | None = None
+    steps: StepCheck | None = None
     ranking: tuple[RankCheck, ...] = ()
     slow_worker: SlowWorker | None = None  # a fact about the measurements, which no simulation of other fleets uses
+
+    @property
+    def reach(self) -> FittedRange | None:
+        """What the fit saw or its steps were checked up to; beyond that, the profile is a guess."""
+        if self.range is None or self.steps is None:
+            return self.range
+        return FittedRange(
+            context_tokens=max(self.range.context_tokens, self.steps.context_tokens),
+            new_tokens=max(self.range.new_tokens, self.steps.new_tokens),
+            qps=self.range.qps,
+        )
 
 
 class ProfileFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,12 +163,20 @@ class ProfileFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def to_engine(self) -> EngineProfile:
         return self.costs
 
+    @property
+    def reach(self) -> FittedRange | None:
+        """None: it states none."""
+        return self.fit.reach if self.fit is not None else None
+
     def beyond(self, context_tokens: int) -> str:
         """Why results with contexts of so many tokens are a guess; empty where they are not."""
-        seen = self.fit.range.context_tokens if self.fit is not None and self.fit.range is not None else None
-        if seen is None or context_tokens <= seen:
+        reach = self.reach
+        if reach is None or context_tokens <= reach.context_tokens:
             return ""
-        return f"contexts of {context_tokens:,} tokens are a guess: {self.name} was fitted up to {seen:,}"
+        how = "checked" if self.fit is not None and self.fit.steps is not None else "fitted"
+        return (
+            f"contexts of {context_tokens:,} tokens are a guess: {self.name} was {how} up to {reach.context_tokens:,}"
+        )
 
 
 class _Head(msgspec.Struct):

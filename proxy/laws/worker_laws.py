@@ -25,7 +25,7 @@ class TurnTimes(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="tim
     resets: int  # before it was decided
     by_profile: Sequence[Measured] = ()
     by_table: Sequence[TableTime] = ()
-    is_guess: bool = False  # beyond what the profile was fitted to: it teaches nothing
+    is_guess: bool = False  # beyond the profile's reach: it teaches nothing
 
 
 class TableTime(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -116,7 +116,7 @@ class WorkerLaws:
             laws = EngineLaws(
                 profile=profile.name,
                 costs=profile.costs,
-                fitted=profile.fit.range if profile.fit is not None else None,
+                reach=profile.reach,
                 ttft_factor=self._corrections.factor(*engine, likes, Figure.TTFT, self._now_s),
                 tpot_factor=self._corrections.factor(*engine, likes, Figure.TPOT, self._now_s),
                 ttft_spread=self._corrections.ttft_spread(*engine, likes, self._now_s),

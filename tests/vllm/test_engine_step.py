@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.interference.engine_step.records import load as load_steps
+from ppd.offline.calibration.steps import load as load_steps
 from ppd.proxy.laws.profile_file import Status, load
 from ppd.servers.vllm.cpu_install import ensure, unsupported_reason
 
@@ -104,7 +104,7 @@ def test_steps_become_a_profile(torch_python: str, tmp_path: Path) -> None:
     assert made.status is Status.FITTED
     assert made.costs.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4
     assert made.gpu.startswith("CPU")
-    assert "Engine steps: tiny on CPU" in (tmp_path / "steps.md").read_text()
+    assert "Engine steps: tiny on CPU" in (tmp_path / "tiny-cpu.md").read_text()
 
 
 def test_points_without_room_are_kept_with_the_reason(torch_python: str, tmp_path: Path) -> None:
@@ -115,4 +115,4 @@ def test_points_without_room_are_kept_with_the_reason(torch_python: str, tmp_pat
     skipped = [step for step in load_steps(tmp_path / "steps.jsonl.gz").steps if step.seconds is None]
     assert [(step.decode, step.context) for step in skipped] == [(4, 128), (2, 128)]
     assert all("do not fit into 300" in step.skipped for step in skipped)
-    assert "not measured" in (tmp_path / "steps.md").read_text()
+    assert "not measured" in (tmp_path / "engine-step.md").read_text()

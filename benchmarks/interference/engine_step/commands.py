@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ppd.offline.calibration.steps import load
 from ppd.offline.experiment.files import write_whole
+from ppd.offline.simulation.modelled_hardware import profile_for
 from ppd.proxy.errors import ConfigError
-from ppd.proxy.laws.profile_file import encode, find
+from ppd.proxy.laws.profile_file import encode
 
 from . import measure
 from .fit import markdown, profile
-from .records import load
 
 _ROOT = Path(__file__).parents[3]
 _STEPS = "steps.jsonl.gz"
@@ -30,7 +31,7 @@ def add_arguments(top: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    base = find(args.base) if args.base else None
+    base = profile_for(args.base) if args.base else None
     path = args.steps or args.output / _STEPS
     if not args.steps:
         measure_elsewhere(args, path)
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
     found, fit = profile(steps, base, args.profile_name)
     write_whole(args.output / f"{found.name}.json", encode(found))
     skipped = [step for step in steps.steps if step.seconds is None]
-    write_whole(args.output / "steps.md", markdown(found, fit, skipped).encode())
+    write_whole(args.output / f"{found.name}.md", markdown(found, fit, skipped, base).encode())
     print(args.output / f"{found.name}.json")
 
 

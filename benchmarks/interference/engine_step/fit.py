@@ -13,12 +13,11 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from scipy.optimize import nnls
 
+from ppd.offline.calibration.steps import StepRecord, Steps
 from ppd.offline.experiment.statistics import percentile
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.laws.profile_file import ProfileFile, Status, Transfers
-from ppd.proxy.laws.step_time import EngineProfile, attention_pairs, step_time_s
-
-from .records import StepRecord, Steps
+from ppd.proxy.laws.step_time import EngineProfile, step_time_s
 
 TERMS = ("step_s", "decode_sequence_s", "context_token_s", "prefill_token_s", "attention_pair_s")
 _PEER = "gpu-to-gpu"
@@ -47,28 +46,18 @@ class StepFit:
         return percentile([abs(residual.error) for residual in self.residuals], share)
 
 
-def loads(step: StepRecord) -> tuple[int, int, int, int]:
-    """The arguments of `step_time_s` after the profile."""
-    return (
-        step.decode,
-        step.decode * step.context,
-        step.prefill,
-        attention_pairs(step.prefill, step.cached) if step.prefill else 0,
-    )
-
-
 def fit_steps(steps: Sequence[StepRecord], base: EngineProfile) -> StepFit:
     known = [(step, step.median_s) for step in steps if step.median_s is not None]
     if len(known) < len(TERMS):
         raise ConfigError(f"steps: {len(known)} points were measured, the law has {len(TERMS)} costs")
     times = np.array([seconds for _, seconds in known])
-    matrix = np.array([(1.0, *map(float, loads(step))) for step, _ in known]) / times[:, None]
+    matrix = np.array([(1.0, *map(float, step.load)) for step, _ in known]) / times[:, None]
     sizes = matrix.max(axis=0)
     sizes[sizes == 0] = 1.0
     found, _ = nnls(matrix / sizes, np.ones(len(known)))
     values = dict(zip(TERMS, (found / sizes).tolist(), strict=True))
     costs = replace(base, **values)
-    return StepFit(costs, tuple(Residual(step, s, step_time_s(costs, *loads(step))) for step, s in known))
+    return StepFit(costs, tuple(Residual(step, s, step_time_s(costs, *step.load)) for step, s in known))
 
 
 def profile(steps: Steps, base: ProfileFile | None, name: str) -> tuple[ProfileFile, StepFit]:
@@ -108,13 +97,15 @@ def profile(steps: Steps, base: ProfileFile | None, name: str) -> tuple[ProfileF
     )
 
 
-def markdown(profile_: ProfileFile, fit: StepFit, skipped: Sequence[StepRecord]) -> str:
-    costs = [f"| `{name}` | {getattr(profile_.costs, name):.3e} |" for name in TERMS]
+def markdown(profile_: ProfileFile, fit: StepFit, skipped: Sequence[StepRecord], base: ProfileFile | None) -> str:
+    """With a base, its own law stands beside the fitted one."""
+    costs = [f"| `{name}` | {getattr(profile_.costs, name):.3e}{_cost_of(base, name)} |" for name in TERMS]
     rows = [
         f"| {r.step.decode:,} | {r.step.context:,} | {r.step.prefill:,} | {r.step.cached:,} "
-        f"| {1000 * r.measured_s:.3f} | {_spread(r.step):.1%} | {1000 * r.law_s:.3f} | {r.error:+.1%} |"
+        f"| {1000 * r.measured_s:.3f} | {_spread(r.step):.1%} | {1000 * r.law_s:.3f} | {r.error:+.1%}{_by(base, r)} |"
         for r in fit.residuals
     ]
+    more = f" | {base.name} |" if base else " |"
     left_out = [
         f"- {s.decode:,} x {s.context:,}, {s.prefill:,} after {s.cached:,}: not measured, {s.skipped}" for s in skipped
     ]
@@ -124,17 +115,28 @@ def markdown(profile_: ProfileFile, fit: StepFit, skipped: Sequence[StepRecord])
             "",
             profile_.note,
             "",
-            "| cost | s |",
-            "| --- | ---: |",
+            f"| cost | s{more}",
+            f"| --- | ---:{' | ---:' if base else ''} |",
             *costs,
             "",
-            "| decoding | context | chunk | cached | median, ms | spread | law, ms | error |",
-            "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+            f"| decoding | context | chunk | cached | median, ms | spread | fitted, ms | error{more}",
+            f"| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---:{' | ---:' if base else ''} |",
             *rows,
             *(["", *left_out] if left_out else []),
             "",
         ]
     )
+
+
+def _cost_of(base: ProfileFile | None, name: str) -> str:
+    return f" | {getattr(base.costs, name):.3e}" if base else ""
+
+
+def _by(base: ProfileFile | None, one: Residual) -> str:
+    if base is None:
+        return ""
+    law_s = step_time_s(base.costs, *one.step.load)
+    return f" | {1000 * law_s:.3f}, {law_s / one.measured_s - 1:+.1%}"
 
 
 def _spread(step: StepRecord) -> float:

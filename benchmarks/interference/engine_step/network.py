@@ -251,5 +251,5 @@ class _Elementwise:
         def weigh(parts: Tensor, sums: Tensor) -> Tensor:
             return (parts * sums.softmax(dim=1)[..., None]).sum(dim=1).to(parts.dtype)
 
-        every = (add_norm, rotate, gate, mix, weigh)
+        every: tuple[Any, ...] = (add_norm, rotate, gate, mix, weigh)
         return cls(*(torch.compile(each, dynamic=True) if compiled else each for each in every))

@@ -167,7 +167,9 @@ def laws_fit(facts: Facts) -> Iterator[Finding]:
     turns = Counter({one.name: one.turns for one in proxy.laws if one.basis == Basis.PROFILE})
     for name, beyond in proxy.turns_beyond_range.items():
         if beyond > turns[name]:
-            said = f"{beyond} turns lie beyond what profile {name} was fitted to: their predictions are guesses"
+            said = (
+                f"{beyond} turns lie beyond what profile {name} was fitted or checked to: their predictions are guesses"
+            )
             yield Finding(Level.WARN, check, said, _RENEW[Basis.PROFILE])
 
 

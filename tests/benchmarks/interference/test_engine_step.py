@@ -14,9 +14,9 @@ import pytest
 
 from benchmarks.interference.engine_step import measure
 from benchmarks.interference.engine_step.commands import add_arguments
-from benchmarks.interference.engine_step.fit import TERMS, fit_steps, loads, markdown, profile
+from benchmarks.interference.engine_step.fit import TERMS, fit_steps, markdown, profile
 from benchmarks.interference.engine_step.network import NetworkShape, StepPoint
-from benchmarks.interference.engine_step.records import StepRecord, Steps, decode
+from ppd.offline.calibration.steps import StepRecord, Steps, decode
 from ppd.proxy.errors import ConfigError, FormatError
 from ppd.proxy.laws.profile_file import Status, Transfers
 from ppd.proxy.laws.profile_file import decode as decode_profile
@@ -48,7 +48,7 @@ HEAD = {
 
 def took(point: StepPoint, *noise: float) -> dict[str, Any]:
     step = StepRecord(**asdict(point))
-    seconds = step_time_s(TRUE, *loads(step))
+    seconds = step_time_s(TRUE, *step.load)
     return asdict(point) | {"seconds": [seconds * (1 + share) for share in noise or (0.0,)]}
 
 
@@ -128,7 +128,7 @@ def test_the_table_shows_every_point_and_why_some_are_missing() -> None:
     rows = [took(point) for point in POINTS[:20]] + [asdict(POINTS[20]) | {"skipped": "out of memory"}]
     steps = decode(file(rows))
     made, fit = profile(steps, None, "mine")
-    text = markdown(made, fit, steps.steps[20:])
+    text = markdown(made, fit, steps.steps[20:], None)
     assert text.count("\n| ") == len(TERMS) + 1 + 1 + 1 + 20 + 1  # two heads, two rules, costs, points
     assert "not measured, out of memory" in text
 

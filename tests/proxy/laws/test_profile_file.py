@@ -18,6 +18,7 @@ from ppd.proxy.laws.profile_file import (
     FittedRange,
     ProfileFile,
     Status,
+    StepCheck,
     Transfers,
     bundled,
     decode,
@@ -124,6 +125,37 @@ def test_a_fitted_profile_says_what_it_did_not_see(context: int, is_guess: bool)
     assert ("3,105" in profile.beyond(context)) == is_guess
     assert decode(encode(profile)) == profile
     assert PROFILE.beyond(10**9) == ""  # it does not say what it saw
+
+
+@pytest.mark.parametrize(
+    ("context", "new", "reach"),
+    [
+        (131_072, 65_536, (131_072, 65_536)),
+        (9, 65_536, (3104, 65_536)),
+        (131_072, 9, (131_072, 1024)),
+        (9, 9, (3104, 1024)),
+    ],
+)
+def test_steps_that_were_checked_extend_the_reach(context: int, new: int, reach: tuple[int, int]) -> None:
+    seen = FittedRange(context_tokens=3104, new_tokens=1024, qps=8.0)
+    steps = StepCheck(
+        source="steps.jsonl.gz",
+        gpu="GPU",
+        steps=65,
+        context_tokens=context,
+        new_tokens=new,
+        error_median=0.08,
+        error_p90=0.157,
+        bias=-0.009,
+    )
+    assert PROFILE.fit is not None
+    profile = replace_struct(PROFILE, fit=replace_struct(PROFILE.fit, range=seen, steps=steps))
+    assert profile.reach == FittedRange(context_tokens=reach[0], new_tokens=reach[1], qps=8.0)
+    assert profile.beyond(reach[0]) == ""
+    assert f"was checked up to {reach[0]:,}" in profile.beyond(reach[0] + 1)
+    assert decode(encode(profile)) == profile
+    without = replace_struct(PROFILE, fit=replace_struct(PROFILE.fit, range=None, steps=steps))
+    assert without.reach is None, "nothing is said of what the fit saw"
 
 
 def test_a_profile_is_found_by_name_and_by_path(tmp_path: Path) -> None:

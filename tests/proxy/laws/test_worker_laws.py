@@ -129,16 +129,16 @@ def test_a_config_read_again_without_another_profile_changes_nothing(own: str) -
     assert (profile_name(laws, D1), laws.version == version) == ("slow", False)
 
 
-def test_a_turn_beyond_what_the_profile_was_fitted_to_is_a_guess() -> None:
+def test_a_turn_beyond_the_profiles_reach_is_a_guess() -> None:
     laws = WorkerLaws(Profiles(SHIPPED)).of(D1)
     assert laws is not None
-    assert laws.fitted is not None
-    most = laws.fitted
+    assert laws.reach is not None
+    most = laws.reach
     turns = [(0, 0), (1, 0), (0, 1)]
     guesses = [laws.is_guess(most.context_tokens + context, most.new_tokens + new) for context, new in turns]
     assert guesses == [False, True, True]
-    assert not msgspec.structs.replace(laws, fitted=None).is_guess(10**9, 10**9)
-    assert not msgspec.structs.replace(laws, fitted=FittedRange(context_tokens=9, new_tokens=9, qps=1)).is_guess(9, 9)
+    assert not msgspec.structs.replace(laws, reach=None).is_guess(10**9, 10**9)
+    assert not msgspec.structs.replace(laws, reach=FittedRange(context_tokens=9, new_tokens=9, qps=1)).is_guess(9, 9)
 
 
 # -- what turns teach

@@ -241,7 +241,7 @@ STALE = LawsFact("table", "t", "tpot", 200, 0.4, stale=True)
         (Facts(proxy=replace(PROXY, laws=(GOOD,), turns_beyond_range={"h": 200})), [(OK, "h")]),
         (
             Facts(proxy=replace(PROXY, laws=(GOOD,), turns_beyond_range={"h": 201})),
-            [(OK, "h"), (WARN, "201 turns lie beyond what profile h was fitted to")],
+            [(OK, "h"), (WARN, "201 turns lie beyond what profile h was fitted or checked to")],
         ),
         (Facts(proxy=replace(PROXY, turns_beyond_range={"h": 1})), [(WARN, "guesses")]),
     ],

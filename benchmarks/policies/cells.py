@@ -9,7 +9,7 @@ from itertools import product
 from ppd.servers.fleet.topology import Topology
 
 from .traces import SHAPES, TRACES
-from .variants import LONG_PREFILLS, LONG_PREFILLS_ANSWER, PREFILLS_ANSWER, USUAL
+from .variants import CONTEXT_COST, LONG_PREFILLS, LONG_PREFILLS_ANSWER, PREFILLS_ANSWER, USUAL
 
 FLEETS = ("1P_3D", "2P_2D", "4R")
 BY_SIZE = ("2P_6D", "4P_4D", "8R", "4P_12D", "8P_8D", "16R")
@@ -19,7 +19,7 @@ TROUBLE = (
     *("kv-0.5", "kv-0.35", "events-0.1s", "events-1s", "events-10s", "worker-lost"),
     *("laws-x2", "laws-x0.5", "estimates-0.7", "estimates-1.3", "queues"),
 )
-ABLATIONS = ("no-ledger", "no-elsewhere", "no-returns")
+ABLATIONS = ("no-ledger", "no-elsewhere", "no-returns", "no-tpot")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -48,7 +48,11 @@ PARTS: Mapping[str, tuple[Cell, ...]] = {
     "sizes": _cells(("weka-64k", "mooncake"), (*BY_SIZE, *SCARCE)),
     "shapes": _cells(SHAPES, FLEETS),
     "links": _cells(("weka-64k", "mooncake"), FLEETS, LINKS),
-    "ablations": _cells(("weka-32k", "mooncake"), FLEETS, ABLATIONS),  # what of it makes the subject better
+    "ablations": (  # what of it makes the subject better
+        *_cells(("weka-32k", "mooncake"), FLEETS, ABLATIONS),
+        *_cells(("weka-32k", "mooncake"), ("1P_3D", "2P_2D"), ("first-split",)),
+    ),
+    "contexts": _cells(("weka-64k", "weka-128k"), FLEETS, (CONTEXT_COST,)),
     "trouble": _cells(("weka-64k", "mooncake"), FLEETS, TROUBLE),
     "answering": _cells(TRACES, ("1P_3D", "2P_2D"), (PREFILLS_ANSWER,)),
     "long-prefills": (

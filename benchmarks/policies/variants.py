@@ -6,18 +6,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace as replace_struct
 
 from ppd.offline.simulation.playback import Loss, Playback
 from ppd.offline.simulation.routing import ProxySetup
 from ppd.offline.simulation.setup import Setup
 from ppd.proxy.errors import ConfigError
+from ppd.proxy.laws.targets import MOST
+from ppd.proxy.laws.targets import USUAL as USUAL_TARGETS
 from ppd.servers.fleet.topology import Topology
 
 USUAL = "usual"
 PREFILLS_ANSWER = "prefills-answer"
 LONG_PREFILLS = "capped"
 LONG_PREFILLS_ANSWER = "capped-answer"
+CONTEXT_COST = "context-46ns"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,13 @@ def _capacity(tokens: int) -> Variant:
     return lambda setting: _with_profile(setting, kv_capacity_tokens=tokens)
 
 
+def _context_cost(seconds_a_token: float) -> Variant:
+    def changed(setting: CellSetting) -> CellSetting:
+        return _with_profile(setting, costs=replace(setting.setup.profile.costs, context_token_s=seconds_a_token))
+
+    return changed
+
+
 def _long_prefills(tokens: int) -> Variant:
     def changed(setting: CellSetting) -> CellSetting:
         return _with_profile(setting, costs=replace(setting.setup.profile.costs, long_prefill_tokens=tokens))
@@ -53,7 +63,7 @@ def _long_prefills(tokens: int) -> Variant:
 
 
 def _with_profile(setting: CellSetting, **changes: Any) -> CellSetting:
-    profile = msgspec.structs.replace(setting.setup.profile, **changes)
+    profile = replace_struct(setting.setup.profile, **changes)
     return replace(setting, setup=replace(setting.setup, profile=profile))
 
 
@@ -63,7 +73,7 @@ def _proxy(**changes: Any) -> Variant:
 
 def _rules(**changes: Any) -> Variant:
     def changed(setting: CellSetting) -> CellSetting:
-        rules = msgspec.structs.replace(setting.proxy.rules, **changes)
+        rules = replace_struct(setting.proxy.rules, **changes)
         return replace(setting, proxy=replace(setting.proxy, rules=rules))
 
     return changed
@@ -78,6 +88,7 @@ def _worker_lost(setting: CellSetting) -> CellSetting:
 VARIANTS: Mapping[str, Variant] = {
     USUAL: lambda setting: setting,
     **{f"link-{speed}": _link(speed) for speed in (10, 25, 50, 100, 200, 400)},  # GB/s
+    CONTEXT_COST: _context_cost(45.7e-9),  # as bare steps of an H100 have it: docs/laws.md
     "kv-0.5": _capacity(200_000),
     "kv-0.35": _capacity(140_000),
     **{f"events-{delay_s:g}s": _proxy(kv_events_delay_s=delay_s) for delay_s in (0.1, 1.0, 10.0)},
@@ -90,6 +101,8 @@ VARIANTS: Mapping[str, Variant] = {
     "no-ledger": _proxy(ledger=False),
     "no-elsewhere": _proxy(residency_elsewhere=False),
     "no-returns": _proxy(returns=False),
+    "no-tpot": _proxy(slo=replace_struct(USUAL_TARGETS, tpot_s=MOST["tpot"])),  # of which the proxy knows
+    "first-split": _proxy(first_turns_split=True),
     "moves-kv": _rules(moves_kv=True),
     PREFILLS_ANSWER: _rules(prefills_answer=True),
     LONG_PREFILLS: _long_prefills(2048),  # of a prompt in a step, beside other requests

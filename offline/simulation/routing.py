@@ -67,6 +67,7 @@ class ProxySetup:
     estimates_spread: float = 0.0  # and by up to so much more, or less, in each session
     residency_elsewhere: bool = True  # False: it believes only the session's last worker to hold anything
     returns: bool = True  # it goes by when sessions are likely to return
+    first_turns_split: bool = False  # as far as the fleet can
     encoder: EncoderRules = AUTO  # which images an E encodes, where there is one
     reads_back: bool = False  # P may read the KV of a turn that it was part of back from its D, once
     ledger: bool = True  # False: it knows only what engines report, requests and tokens that queue
@@ -266,7 +267,7 @@ class PolicyRouting:
             decode=None if match.decode is None else match.decode.worker,
             affinity=match.affinity,
             lost=self._beliefs.why_lost(match.decode),
-            forced=asked.forced,
+            forced=Route.SPLIT if self._proxy.first_turns_split and match.turn == 1 else asked.forced,
             slo=self._proxy.slo,
             readable=self._readable(match) if self._handles else None,
         )

@@ -21,7 +21,7 @@ from ppd.proxy.fleet.view import Fleet
 from ppd.proxy.fleet.worker import Role
 from ppd.proxy.laws.prediction import Laws, Prediction
 from ppd.proxy.laws.step_time import EngineProfile, request_time_s, step_time_s, transfer_time_s
-from ppd.proxy.policy import Decision, Rules, Turn, decide
+from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
 from tests.support.decisions import D1, P1, fleet_of, rules
 from tests.support.stepped_engine import profile_of
 
@@ -141,6 +141,13 @@ def test_it_may_believe_the_sessions_last_worker_alone(played: Play) -> None:
     assert any(len(turn.held) > 1 for turn in both)
     assert {len(turn.held) for turn in last if turn.number > 1} == {1}
     assert all(worker == turn.decode for turn in last for worker in turn.held)
+
+
+def test_first_turns_may_all_be_split(played: Play) -> None:
+    usual, forced = played().turns, played(first_turns_split=True).turns
+    assert {turn.forced for turn in usual} == {None}
+    assert {turn.forced for turn in forced if turn.number == 1} == {Route.SPLIT}
+    assert {turn.forced for turn in forced if turn.number > 1} == {None}
 
 
 def test_it_may_be_without_its_ledger(played: Play) -> None:

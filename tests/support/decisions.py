@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 
 from ppd.proxy.beliefs.held import BeliefEvidence, Held
 from ppd.proxy.config import Mode, StageOrder, ZeroMeans
-from ppd.proxy.config.yaml_document import parse_yaml
+from ppd.proxy.config.yaml_document import YamlNode, parse_yaml
 from ppd.proxy.decision_table.score import Weights
 from ppd.proxy.decision_table.table import DecisionTable, find
 from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns
@@ -73,7 +74,12 @@ schedulingProfiles:
 
 def schedule_from(text: str, zero_means: ZeroMeans = ZeroMeans.API_VERSION) -> Schedule:
     """What a file of llm-d's says."""
-    return schedule_of(parse_yaml("epp_config", "epp.yaml", text), text, zero_means)
+    return schedule_of(_parsed(text), text, zero_means)
+
+
+@cache
+def _parsed(text: str) -> YamlNode:
+    return parse_yaml("epp_config", "epp.yaml", text)  # which takes longer than most tests
 
 
 def rules(mode: Mode = Mode.ALWAYS_LOCAL, **changes: Any) -> Rules:

@@ -10,7 +10,7 @@ from ppd.proxy.config import Mode
 from .campaign import COMMON_SHARE, Campaign
 from .cells import PARTS, Cell
 from .records import AtRate, CellRecord
-from .summary import Standing, compared, ratios, standings
+from .summary import Ratios, Standing, compared, is_alone, ratios, standings
 
 Found = Mapping[str, Mapping[str, CellRecord]]
 AGAINST = (
@@ -57,18 +57,21 @@ def _summary(campaign: Campaign, parts: Sequence[str], cells: Sequence[Cell], fo
     yield "|---|---:|---|---:|---:|---|---:|"
     for part in parts:
         here = [cell for cell in PARTS[part] if cell in cells]
+        if not here or is_alone(subject, here, found):
+            continue
+        measured = set[str]()
         for question in campaign.method.questions:
             for other in (None, *AGAINST):
-                if (over := ratios(compared(here, found, question.name, subject, other))) is not None:
-                    yield _row(
-                        f"{part}: {other or 'the best other of each cell'}",
-                        str(over.cells),
-                        question.name,
-                        f"{over.geometric_mean:.2f}",
-                        f"{over.least:.2f}",
-                        over.worst.name,
-                        str(over.without),
-                    )
+                beside = compared(here, found, question.name, subject, other)
+                measured |= {other} if other and beside else set()
+                if (over := ratios(beside)) is not None:
+                    yield _row(f"{part}: {other or 'the best other of each cell'}", *_over(over, question.name))
+        yield from (f"| {part}: {mode} | not measured | | | | | |" for mode in AGAINST if mode not in measured)
+
+
+def _over(over: Ratios, question: str) -> tuple[str, ...]:
+    mean, least = f"{over.geometric_mean:.2f}", f"{over.least:.2f}"
+    return str(over.cells), question, mean, least, over.worst.name, str(over.without)
 
 
 def _goodput(cells: Sequence[Cell], found: Found, question: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from ppd.offline.goodput.modes import ORACLE
+from ppd.offline.goodput.modes import OF_PAIRS, ORACLE
 from ppd.proxy.config import Mode
 
 from .cells import Cell
@@ -31,17 +31,17 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Of a subject in one cell. `ratio`: to the best other; None: no other mode meets the SLO."""
+    """Of a subject in one cell. `ratio`: to what it stands beside; None: that does not meet the SLO."""
 
     cell: Cell
-    best: Standing | None
+    other: Standing | None
     subject: Standing | None  # None: not measured here
 
     @property
     def ratio(self) -> float | None:
-        if self.subject is None or self.best is None or not self.best.mean:
+        if self.subject is None or self.other is None or not self.other.mean:
             return None
-        return self.subject.mean / self.best.mean
+        return self.subject.mean / self.other.mean
 
 
 def standings(found: Mapping[str, CellRecord], question: str) -> list[Standing]:
@@ -52,6 +52,11 @@ def standings(found: Mapping[str, CellRecord], question: str) -> list[Standing]:
         if (rates := one.goodput.get(question))
     ]
     return sorted(known, key=lambda one: (-one.mean, one.mode))
+
+
+def is_alone(subject: str, cells: Iterable[Cell], found: Mapping[str, Mapping[str, CellRecord]]) -> bool:
+    """Whether nothing but the subject is recorded there: then no mode of these cells says what its goodput is worth."""
+    return {mode for cell in cells for mode in found.get(cell.name, {})} == {subject}
 
 
 def compared(
@@ -76,8 +81,8 @@ def compared(
 
 
 def _in_place(known: Sequence[Standing], mode: str, cell: Cell) -> list[Standing]:
-    """On replicas only, a rule for pairs is that of `replica`."""
-    if cell.topology.decodes or mode == ORACLE:
+    """On replicas only, a rule for pairs is that of `replica`. A mode that places sessions has its own there."""
+    if cell.topology.decodes or mode not in OF_PAIRS:
         return []
     return [one for one in known if one.mode == Mode.REPLICA]
 

@@ -19,9 +19,19 @@ class Standing:
     """One mode's goodput in one cell, in sessions a second."""
 
     mode: str
-    mean: float
-    low: float  # over the seeds
-    high: float
+    rates: tuple[float, ...]  # of each seed
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.rates)
+
+    @property
+    def low(self) -> float:
+        return min(self.rates)
+
+    @property
+    def high(self) -> float:
+        return max(self.rates)
 
     @property
     def spread(self) -> float:
@@ -43,14 +53,19 @@ class Comparison:
             return None
         return self.subject.mean / self.other.mean
 
+    @property
+    def seed_range(self) -> tuple[float, float]:
+        """Of the ratio, where there is one: the least and the most of any seed. A seed plays both the same sessions."""
+        assert self.subject is not None, "the caller saw a ratio"
+        assert self.other is not None, "the caller saw a ratio"
+        pairs = zip(self.subject.rates, self.other.rates, strict=False)
+        ratios = [own / other for own, other in pairs if other]
+        return min(ratios), max(ratios)
+
 
 def standings(found: Mapping[str, CellRecord], question: str) -> list[Standing]:
     """The best first."""
-    known = [
-        Standing(mode, fmean(rates), min(rates), max(rates))
-        for mode, one in found.items()
-        if (rates := one.goodput.get(question))
-    ]
+    known = [Standing(mode, rates) for mode, one in found.items() if (rates := one.goodput.get(question))]
     return sorted(known, key=lambda one: (-one.mean, one.mode))
 
 
@@ -87,6 +102,30 @@ def _in_place(known: Sequence[Standing], mode: str, cell: Cell) -> list[Standing
     return [one for one in known if one.mode == Mode.REPLICA]
 
 
+def standing(found: Mapping[str, Mapping[str, CellRecord]], cell: Cell, mode: str, question: str) -> Standing | None:
+    """None: not measured."""
+    return next((one for one in standings(found.get(cell.name, {}), question) if one.mode == mode), None)
+
+
+def changes(
+    cells: Iterable[Cell],
+    found: Mapping[str, Mapping[str, CellRecord]],
+    questions: Iterable[str],
+    subject: str,
+) -> dict[str, list[Comparison]]:
+    """By question, of the subject in each cell's variant beside itself in the usual one, where there is a ratio."""
+    changed = [cell for cell in cells if cell != cell.usual]
+    made = {
+        question: [
+            Comparison(cell, *(standing(found, one, subject, question) for one in (cell.usual, cell)))
+            for cell in changed
+        ]
+        for question in questions
+    }
+    judged = {question: [one for one in known if one.ratio is not None] for question, known in made.items()}
+    return {question: known for question, known in judged.items() if known}
+
+
 @dataclass(frozen=True, slots=True)
 class Ratios:
     """Over cells. `without`: cells in which no other mode meets the SLO, so that there is no ratio."""
@@ -95,6 +134,8 @@ class Ratios:
     geometric_mean: float
     least: float
     worst: Cell
+    most: float
+    best: Cell
     without: int
 
 
@@ -103,7 +144,7 @@ def ratios(comparisons: Sequence[Comparison]) -> Ratios | None:
     judged = [(one.ratio, one.cell) for one in comparisons if one.ratio is not None]
     if not judged:
         return None
-    least, worst = min(judged)
+    (least, worst), (most, best) = min(judged), max(judged)
     logarithms = [math.log(ratio) if ratio else -math.inf for ratio, _ in judged]
     without = sum(one.subject is not None and one.ratio is None for one in comparisons)
-    return Ratios(len(judged), math.exp(fmean(logarithms)), least, worst, without)
+    return Ratios(len(judged), math.exp(fmean(logarithms)), least, worst, most, best, without)

@@ -29,10 +29,11 @@ from .campaign import Campaign
 from .cells import PARTS, USUAL_PARTS, Cell, cells_of
 from .costs import hours
 from .executors import Executor, ProcessPool, RayTasks
-from .figures import goodput_figure
+from .figures import goodput_figure, variants_figure
 from .measuring import Connector, Method, Question
 from .records import CellRecord
-from .report import page, shown
+from .report import Found, page, shown
+from .summary import changes, is_alone
 
 SEEDS = {0.9: 3, 0.98: 6}
 ALL_TPOTS_MS = (15.0, 25.0, 50.0)
@@ -91,16 +92,23 @@ def _line(campaign: Campaign, outcome: CellRecord) -> str:
 
 
 def _write(campaign: Campaign, parts: Sequence[str]) -> None:
-    found = campaign.found(campaign.cells)
+    found = campaign.found(dict.fromkeys(one for cell in campaign.cells for one in (cell, cell.usual)))
     missing = [cell.name for cell in campaign.cells if cell.name not in found]
     notes = [f"Not measured: {len(missing)} of {len(campaign.cells)} cells."] if missing else []
     files.write_whole(campaign.folder / "policies.md", page(campaign, parts, found, notes).encode())
     for part in parts:
-        here: list[Cell] = [cell for cell in PARTS[part] if cell.name in found]
-        if here:
-            picture = goodput_figure(here, shown(here, found), found, campaign.question.name)
+        if picture := _picture(campaign, [cell for cell in PARTS[part] if cell.name in found], found):
             files.write_whole(campaign.folder / f"policies-{part}.png", picture)
-    print(f"{campaign.folder / 'policies.md'}: {len(found)} of {len(campaign.cells)} cells")
+    measured = len(campaign.cells) - len(missing)
+    print(f"{campaign.folder / 'policies.md'}: {measured} of {len(campaign.cells)} cells")
+
+
+def _picture(campaign: Campaign, cells: Sequence[Cell], found: Found) -> bytes | None:
+    """None: there is nothing to compare."""
+    if not is_alone(campaign.subject, cells, found):
+        return goodput_figure(cells, shown(cells, found), found, campaign.question.name) if cells else None
+    made = changes(cells, found, campaign.question_names, campaign.subject)
+    return variants_figure(made) if made else None
 
 
 def _campaign(args: argparse.Namespace) -> tuple[Campaign, tuple[str, ...]]:

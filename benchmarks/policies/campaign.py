@@ -38,6 +38,10 @@ class Campaign:
         """Whose goodput sets the common rate."""
         return self.method.questions[0]
 
+    @property
+    def question_names(self) -> list[str]:
+        return [question.name for question in self.method.questions]
+
     def modes_in(self, cell: Cell) -> tuple[str, ...]:
         return modes_on(cell.topology, self.modes)
 

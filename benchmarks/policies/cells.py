@@ -35,6 +35,11 @@ class Cell:
         return f"{self.trace}.{self.fleet}.{self.variant}"
 
     @property
+    def usual(self) -> Cell:
+        """With nothing changed: what a variant is worth shows beside that."""
+        return Cell(self.trace, self.fleet)
+
+    @property
     def topology(self) -> Topology:
         return Topology.parse(self.fleet)
 

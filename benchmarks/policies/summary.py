@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from ppd.offline.goodput.modes import ORACLE
+from ppd.offline.goodput.modes import OF_PAIRS, ORACLE
 from ppd.proxy.config import Mode
 
 from .cells import Cell
@@ -19,9 +19,19 @@ class Standing:
     """One mode's goodput in one cell, in sessions a second."""
 
     mode: str
-    mean: float
-    low: float  # over the seeds
-    high: float
+    rates: tuple[float, ...]  # of each seed
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.rates)
+
+    @property
+    def low(self) -> float:
+        return min(self.rates)
+
+    @property
+    def high(self) -> float:
+        return max(self.rates)
 
     @property
     def spread(self) -> float:
@@ -31,27 +41,37 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Of a subject in one cell. `ratio`: to the best other; None: no other mode meets the SLO."""
+    """Of a subject in one cell. `ratio`: to what it stands beside; None: that does not meet the SLO."""
 
     cell: Cell
-    best: Standing | None
+    other: Standing | None
     subject: Standing | None  # None: not measured here
 
     @property
     def ratio(self) -> float | None:
-        if self.subject is None or self.best is None or not self.best.mean:
+        if self.subject is None or self.other is None or not self.other.mean:
             return None
-        return self.subject.mean / self.best.mean
+        return self.subject.mean / self.other.mean
+
+    @property
+    def seed_range(self) -> tuple[float, float]:
+        """Of the ratio, where there is one: the least and the most of any seed. A seed plays both the same sessions."""
+        assert self.subject is not None, "the caller saw a ratio"
+        assert self.other is not None, "the caller saw a ratio"
+        pairs = zip(self.subject.rates, self.other.rates, strict=False)
+        ratios = [own / other for own, other in pairs if other]
+        return min(ratios), max(ratios)
 
 
 def standings(found: Mapping[str, CellRecord], question: str) -> list[Standing]:
     """The best first."""
-    known = [
-        Standing(mode, fmean(rates), min(rates), max(rates))
-        for mode, one in found.items()
-        if (rates := one.goodput.get(question))
-    ]
+    known = [Standing(mode, rates) for mode, one in found.items() if (rates := one.goodput.get(question))]
     return sorted(known, key=lambda one: (-one.mean, one.mode))
+
+
+def is_alone(subject: str, cells: Iterable[Cell], found: Mapping[str, Mapping[str, CellRecord]]) -> bool:
+    """Whether nothing but the subject is recorded there: then no mode of these cells says what its goodput is worth."""
+    return {mode for cell in cells for mode in found.get(cell.name, {})} == {subject}
 
 
 def compared(
@@ -76,10 +96,34 @@ def compared(
 
 
 def _in_place(known: Sequence[Standing], mode: str, cell: Cell) -> list[Standing]:
-    """On replicas only, a rule for pairs is that of `replica`."""
-    if cell.topology.decodes or mode == ORACLE:
+    """On replicas only, a rule for pairs is that of `replica`. A mode that places sessions has its own there."""
+    if cell.topology.decodes or mode not in OF_PAIRS:
         return []
     return [one for one in known if one.mode == Mode.REPLICA]
+
+
+def standing(found: Mapping[str, Mapping[str, CellRecord]], cell: Cell, mode: str, question: str) -> Standing | None:
+    """None: not measured."""
+    return next((one for one in standings(found.get(cell.name, {}), question) if one.mode == mode), None)
+
+
+def changes(
+    cells: Iterable[Cell],
+    found: Mapping[str, Mapping[str, CellRecord]],
+    questions: Iterable[str],
+    subject: str,
+) -> dict[str, list[Comparison]]:
+    """By question, of the subject in each cell's variant beside itself in the usual one, where there is a ratio."""
+    changed = [cell for cell in cells if cell != cell.usual]
+    made = {
+        question: [
+            Comparison(cell, *(standing(found, one, subject, question) for one in (cell.usual, cell)))
+            for cell in changed
+        ]
+        for question in questions
+    }
+    judged = {question: [one for one in known if one.ratio is not None] for question, known in made.items()}
+    return {question: known for question, known in judged.items() if known}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +134,8 @@ class Ratios:
     geometric_mean: float
     least: float
     worst: Cell
+    most: float
+    best: Cell
     without: int
 
 
@@ -98,7 +144,7 @@ def ratios(comparisons: Sequence[Comparison]) -> Ratios | None:
     judged = [(one.ratio, one.cell) for one in comparisons if one.ratio is not None]
     if not judged:
         return None
-    least, worst = min(judged)
+    (least, worst), (most, best) = min(judged), max(judged)
     logarithms = [math.log(ratio) if ratio else -math.inf for ratio, _ in judged]
     without = sum(one.subject is not None and one.ratio is None for one in comparisons)
-    return Ratios(len(judged), math.exp(fmean(logarithms)), least, worst, without)
+    return Ratios(len(judged), math.exp(fmean(logarithms)), least, worst, most, best, without)

@@ -13,7 +13,7 @@ from benchmarks.policies.measuring import Method, Question
 from benchmarks.policies.records import CellRecord
 from benchmarks.policies.report import page
 from benchmarks.policies.summary import compared, ratios
-from ppd.offline.goodput.modes import NAMES
+from ppd.offline.goodput.modes import NAMES, OF_PAIRS, OF_REPLICAS
 
 ONE, TWO, NONE = Cell("chats", "1P_3D"), Cell("chats", "2P_2D"), Cell("chats", "4R")
 QUESTION = "25ms@0.9"
@@ -36,7 +36,7 @@ FOUND = {
 
 def test_the_best_other_mode_is_taken_in_each_cell_and_the_oracle_is_not_one() -> None:
     found = compared((ONE, TWO, NONE), FOUND, QUESTION, "slo")
-    assert [one.best.mode for one in found if one.best] == ["table", "always_local", "replica"]
+    assert [one.other.mode for one in found if one.other] == ["table", "always_local", "replica"]
     assert [one.ratio for one in found] == [pytest.approx(2.0), pytest.approx(0.5), None]
     over = ratios(found)
     assert over is not None
@@ -50,6 +50,16 @@ def test_a_subject_can_be_compared_with_one_mode_alone_and_any_mode_can_be_the_s
     assert [one.ratio for one in beside] == [pytest.approx(3.0), pytest.approx(0.5)]
     assert [one.ratio for one in compared((TWO,), FOUND, QUESTION, "table")] == [pytest.approx(0.25)]
     assert ratios(compared((NONE,), FOUND, QUESTION, "table")) is None
+
+
+@pytest.mark.parametrize("mode", NAMES)
+def test_replica_stands_for_a_rule_for_pairs_on_replicas_and_for_no_other(mode: str) -> None:
+    found = {**of(NONE, slo=(3.0,), replica=(2.0,)), **of(ONE, slo=(3.0,), replica=(2.0,))}
+    stands = mode in OF_PAIRS | OF_REPLICAS
+    measured = mode == "slo"
+    expected = [pytest.approx(1.5)] if stands else [pytest.approx(1.0)] if measured else []
+    assert [one.ratio for one in compared((NONE,), found, QUESTION, "slo", mode)] == expected
+    assert bool(compared((ONE,), found, QUESTION, "slo", mode)) is (mode in ("slo", "replica"))
 
 
 def test_a_mode_that_meets_the_slo_nowhere_has_the_ratio_0() -> None:
@@ -66,6 +76,8 @@ def test_the_page_names_the_best_and_the_ratio(tmp_path: Path) -> None:
     text = page(campaign, ("traces",), FOUND)
     assert "| traces: the best other of each cell | 2 | 25ms@0.9 | 1.00 | 0.50 | chats.2P_2D.usual | 1 |" in text
     assert "| traces: oracle | 1 | 25ms@0.9 | 0.33 | 0.33 | chats.1P_3D.usual | 0 |" in text
+    assert "| traces: session_hash | not measured | | | | | |" in text
+    assert "| traces: always_local | not measured" not in text
     assert "**2 (0%)**" in next(line for line in text.splitlines() if line.startswith("| chats.2P_2D.usual |"))
 
 

@@ -105,7 +105,7 @@ def test_a_part_of_the_subject_alone_shows_it_beside_the_usual_variant(tmp_path:
     assert text.index("mooncake.1P_3D.usual |") < text.index("mooncake.1P_3D.no-ledger | 2")
     where = "mooncake.1P_3D.no-ledger"
     assert f"| no-ledger | 1 | {QUESTION} | 0.50 | 0.50 | {where} | 0.50 | {where} |" in text
-    assert "Not measured: no-elsewhere, no-returns.\n" in text
+    assert "Not measured: no-elsewhere, no-returns, no-tpot, first-split.\n" in text
     assert "All modes at" not in text
     assert "![goodput](policies-ablations.png)" in text
     assert (tmp_path / "policies-ablations.png").read_bytes().startswith(b"\x89PNG")

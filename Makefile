@@ -32,7 +32,7 @@ demo: $(PLAYS)
 # Quick tests first: a broken rule shows in seconds, not after the engines have started.
 test: $(READY)
 	$(MAKE) --no-print-directory promtool redis check browser
-	$(BESIDE) -m "hypothesis and not alone" $(QUICK)
+	$(BESIDE) -m "(hypothesis or slow) and not alone" $(QUICK)
 	$(BESIDE) $(PATIENT) --no-loadscope-reorder -m "(e2e or wheel) and not alone" --durations=25 --durations-min=5
 	$(BESIDE) $(PATIENT) --data-plane asgi $(CONFORMANCE)
 	$(PYTEST) --reruns 1 -rR -m alone
@@ -92,7 +92,7 @@ quick: quick-proxy quick-rest
 quick-proxy: HALF := tests/proxy
 quick-rest: HALF := tests --ignore tests/proxy
 quick-proxy quick-rest: $(READY)
-	$(PYTEST) -q -m "not e2e and not wheel and not vllm and not alone" --hypothesis-profile quick $(QUICK) $(HALF)
+	$(PYTEST) -q -m "not e2e and not wheel and not vllm and not alone and not slow" --hypothesis-profile quick $(QUICK) $(HALF)
 
 # The compiled modules with what finds wrong addresses and undefined behaviour, in a folder of their own, and tests that
 # go through them. By way of the packed sources, so that nothing of it stays where the usual build looks.

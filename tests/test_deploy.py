@@ -59,6 +59,7 @@ def panels() -> Iterator[str]:
         yield from (target["expr"] for target in panel["targets"])
 
 
+@pytest.mark.slow
 def test_the_code_declares_what_the_metrics_page_shows() -> None:
     known = declared()
     assert known["ppd_turns"] == {"route", "reason"}
@@ -67,6 +68,7 @@ def test_the_code_declares_what_the_metrics_page_shows() -> None:
     assert len(known) > 25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("expression", [*alerts(), *panels()])
 def test_every_metric_and_label_that_is_named_exists(expression: str) -> None:
     known = declared()

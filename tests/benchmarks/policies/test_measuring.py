@@ -24,6 +24,7 @@ METHOD = Method(data=Path("/nowhere"), questions=(LOOSE, STRICT), sessions=10, l
 CELL = Cell("m512-8k", "1P_1D")
 
 
+@pytest.mark.slow
 def test_a_search_answers_each_question_by_seed_and_finds_the_same_from_anywhere() -> None:
     plain = measure(MeasureJob(cell=CELL, mode="always_local", method=METHOD))
     near = measure(MeasureJob(cell=CELL, mode="always_local", method=METHOD, near=plain.goodput))

@@ -44,6 +44,7 @@ def test_conversations_follow_from_their_seed_and_number() -> None:
     assert asks(1, 5) != asks(1, 6)
 
 
+@pytest.mark.slow
 def test_many_conversations_are_of_every_kind() -> None:
     found = [ask for number in range(300) for ask in asks(0, number)]
     assert {ask.endpoint for ask in found} == set(Endpoint)
@@ -59,6 +60,7 @@ def messages(ask: SoakRequest) -> list[str]:
     return [message["content"] for message in ask.body["messages"] if message["role"] != "system"]
 
 
+@pytest.mark.slow
 def test_turns_go_on_from_what_was_answered() -> None:
     """Continued: all that was said; again: the same; edited: its last words; branched: an earlier turn."""
     seen = Counter[Move]()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from benchmarks.turns.both_legs import LONGEST_S, measure, table
 
 
+@pytest.mark.slow
 async def test_every_turn_is_answered_and_every_failure_closes_the_other_leg() -> None:
     found = await measure(turns=4, seed=1)
     assert [len(times) for times in found.values()] == [4] * 9

@@ -101,6 +101,7 @@ def test_targets_that_nobody_meets_are_said_so() -> None:
     assert "another setting" not in text
 
 
+@pytest.mark.slow
 def test_a_contender_is_tried_by_playing_the_logs_sessions() -> None:
     trying = Trying(conditions())
     job = Job(contender=Contender("1R", "replica"), sessions=10, precision=0.9, near=10.0)

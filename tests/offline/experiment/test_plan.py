@@ -25,6 +25,7 @@ def run_of(**settings: object) -> Run:
     return Run(**{"topology": "1P_3D", "x": 1 / 3, "workload": WORKLOAD, "qps": 4.0, **settings})  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_arrivals_are_poisson_at_the_rate_asked_for() -> None:
     times = [one.arrival_s for one in plan(run_of(seconds=2000.0))]
     gaps = [after - before for before, after in pairwise(times)]

@@ -134,6 +134,7 @@ def test_the_idle_ttft_is_that_of_a_session_that_is_alone(prompt: int, known: in
     assert last.record.ttft_s == pytest.approx(idle_ttft_s(PROFILE, prompt, max(0, last.known_tokens - 1)))
 
 
+@pytest.mark.slow
 def test_a_stricter_slo_is_met_at_lower_rates_and_its_search_plays_no_rate_twice() -> None:
     shared = trials("1R")
     bounds = {"first": 4.0, "least": 1.0, "most": 16.0, "precision": 1.0}

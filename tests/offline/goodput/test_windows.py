@@ -31,6 +31,7 @@ def window(rate: float, mode: Mode = Mode.ALWAYS_LOCAL, slo: Slo | None = None) 
     return judged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.9, 0.98])
 def test_an_early_verdict_is_that_of_the_whole_window(share: float) -> None:
     slo, verdicts = Slo(share=share), []
@@ -44,12 +45,14 @@ def test_an_early_verdict_is_that_of_the_whole_window(share: float) -> None:
     assert set(verdicts) == {True, False}, "the rates show both"
 
 
+@pytest.mark.slow
 def test_a_window_out_of_reach_is_given_up_early() -> None:
     early, whole = window(4.0, slo=Slo(share=0.98)), window(4.0)
     assert early.verdict is False
     assert early.all_turns < whole.all_turns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [Mode.ALWAYS_LOCAL, Mode.ALWAYS_SPLIT])
 def test_first_turns_are_the_same_whatever_the_mode_and_later_ones_no_more_than_foretold(mode: Mode) -> None:
     judged = window(1.5, mode)

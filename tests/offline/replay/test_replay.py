@@ -146,6 +146,7 @@ def test_workers_without_a_profile_and_turns_without_a_worker_are_counted() -> N
     assert (compared.count, compared.refused) == (2, 1)
 
 
+@pytest.mark.slow
 def test_the_interval_holds_the_difference_and_sessions_are_drawn_whole() -> None:
     """Ten turns of one session are no more evidence than one."""
 

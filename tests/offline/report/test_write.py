@@ -79,6 +79,7 @@ def test_the_same_runs_make_the_same_bytes(report: Path) -> None:
     assert {path.name: path.read_bytes() for path in report.parent.iterdir()} == files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("topologies", "changes", "present", "absent"),
     [
@@ -167,6 +168,7 @@ def test_a_share_of_local_turns_that_is_not_x_is_marked(
     assert ("LOCAL share is not x" in numbers.remarks(made)) is marked
 
 
+@pytest.mark.slow
 def test_the_share_of_local_turns_is_among_the_numbers(cell: Callable[..., MeasuredCell]) -> None:
     cells = [cell("2P_2D", 1.0, went=(97, 3), lateness=0.004)]
     found = numbers.table(cells)
@@ -185,6 +187,7 @@ def test_requests_that_were_sent_late_are_marked(
     assert ("sent late" in numbers.remarks(made)) is marked
 
 
+@pytest.mark.slow
 def test_figures_of_an_earlier_report_are_not_left_beside_the_page(sweep: MakeSweep, report: Path) -> None:
     folder = sweep("4R", qps=(1, 4))
     out = folder / "report"

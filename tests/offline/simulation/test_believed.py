@@ -150,6 +150,7 @@ def test_first_turns_may_all_be_split(played: Play) -> None:
     assert {turn.forced for turn in forced if turn.number > 1} == {None}
 
 
+@pytest.mark.slow
 def test_it_may_be_without_its_ledger(played: Play) -> None:
     views = [
         [view for fleet in played(ledger=ledger).fleets for view in (*fleet.decodes, *fleet.views.values())]

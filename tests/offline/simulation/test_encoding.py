@@ -49,6 +49,7 @@ def played(topology: str, workload: Workload, rules: EncoderRules) -> tuple[Simu
     return fleet, clients.records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fleet", ["2R", "1P_2D", "1P_1D_1R"])
 def test_with_an_encoder_streams_of_text_no_longer_stand_still_for_images(fleet: str) -> None:
     without, with_one = simulate(run_of(fleet), SETUP), simulate(run_of(f"1E_{fleet}"), SETUP)
@@ -66,6 +67,7 @@ def median_ttft(records: tuple[Record, ...]) -> float:
     return float(np.median([one.ttft_s for one in records if one.ttft_s]))
 
 
+@pytest.mark.slow
 def test_without_images_an_encoder_changes_nothing() -> None:
     text = Workload(first=TENTH.first, later=TENTH.later)
     alone, beside = simulate(run_of("2R", text), SETUP), simulate(run_of("1E_2R", text), SETUP)

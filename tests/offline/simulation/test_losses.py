@@ -40,6 +40,7 @@ def played(topology: str, *losses: Loss, **proxy: object) -> list[PlayedTurn]:
     return window.played
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("proxy", [{}, {"queues": True}, {"kv_events_delay_s": 0.1}])
 def test_turns_without_a_token_go_to_another_worker_and_the_others_are_broken_off(proxy: dict[str, object]) -> None:
     turns = played("1P_3D", Loss(10.0, "D2"), **proxy)
@@ -57,6 +58,7 @@ def test_turns_without_a_token_go_to_another_worker_and_the_others_are_broken_of
     assert set(after) <= {"", None}, "None: it was sent after the window"
 
 
+@pytest.mark.slow
 def test_what_was_held_there_is_computed_again_once() -> None:
     usual, lost = played("2P_3D"), played("2P_3D", Loss(10.0, "D2"))
     assert not any(one.record.error for one in usual)
@@ -91,6 +93,7 @@ def test_without_its_p_a_fleet_goes_on_and_prompts_are_computed_on_d() -> None:
     assert {one.route for one in late} == {"LOCAL"}
 
 
+@pytest.mark.slow
 def test_the_same_losses_give_the_same_turns_and_none_changes_nothing() -> None:
     losses = (Loss(10.0, "D2", 4.0), Loss(10.0, "P1", 2.0), Loss(12.0, "D2", 1.0))
     assert played("1P_2D", *losses) == played("1P_2D", *losses)

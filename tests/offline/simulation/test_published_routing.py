@@ -43,6 +43,7 @@ def test_one_hash_picks_the_slot_and_the_p(topology: str, pairs: set[tuple[str, 
     assert {(one.prefill, one.decode) for one in first_turns(records)} == pairs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("topology", "share"), [("1R_2P_1D", 1 / 2), ("1R_1P_2D", 1 / 3), ("2R_1P_1D", 2 / 3)])
 def test_each_r_and_each_d_is_a_slot(topology: str, share: float) -> None:
     first = first_turns(played(topology, 1.0, conversations=1000))

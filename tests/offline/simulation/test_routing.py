@@ -76,6 +76,7 @@ def test_the_rules_decide_and_not_the_plan(by: Rules, topology: str, expected: s
     assert set(routes(by, qps=1.0, topology=topology)) == expected
 
 
+@pytest.mark.slow
 def test_the_rate_is_that_of_arrivals_as_the_live_proxy_measures_it() -> None:
     few = table_where(lambda cell: cell.qps <= 4)
     assert set(routes(few, qps=1.0)) == {"LOCAL"}

@@ -56,6 +56,7 @@ def test_later_turns_go_the_way_that_the_run_asks_for(x: float, routes: set[str]
     assert {record.route for record in records if record.turn > 1} == routes
 
 
+@pytest.mark.slow
 def test_a_mixed_fleet_shares_conversations_among_its_replicas_and_its_decode_workers() -> None:
     records = simulate(run_of("1R_1P_2D", x=1.0, conversations=300), SETUP)
     on_replicas = Counter(record.decode[0] for record in of_turn(records, 1))["R"]

@@ -324,6 +324,7 @@ PROFILES = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(
     st.lists(PROFILES, min_size=1, max_size=6, unique_by=lambda profile: profile.name),
     st.lists(PROFILES, min_size=1, max_size=3, unique_by=(lambda p: p.name, lambda p: (p.new_tokens, p.output_tokens))),

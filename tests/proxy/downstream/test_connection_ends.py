@@ -39,6 +39,7 @@ async def test_a_body_must_come_in_time(before: bytes) -> None:
             assert (await reader.readline()).startswith(b"HTTP/1.1 408")
 
 
+@pytest.mark.slow
 @on_both_planes
 async def test_a_body_behind_an_answer_that_was_taken_slowly_must_come_in_time_too() -> None:
     async with site(idle_timeout_s=0.2, waits=True) as at:
@@ -230,6 +231,7 @@ def traced() -> Iterator[Callable[[], int]]:
     tracemalloc.stop()
 
 
+@pytest.mark.slow
 @on_both_planes
 async def test_a_body_in_tiny_chunks_takes_no_more_memory_than_its_size(traced: Callable[[], int]) -> None:
     size = 100_000

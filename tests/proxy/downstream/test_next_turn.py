@@ -141,6 +141,7 @@ async def fleet(pieces: Sequence[bytes]) -> AsyncIterator[Proxy]:
         proxy.listener.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plane", [direct, asgi])
 @pytest.mark.parametrize("answer", ANSWERS)
 async def test_a_turn_is_learnt_before_the_end_of_its_answer_is_sent(

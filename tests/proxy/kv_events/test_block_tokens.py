@@ -126,6 +126,7 @@ def test_a_prompt_that_forks_at_each_block_takes_no_longer_than_any() -> None:
     assert index.held_of(ids([block % 5 for block in range(1, blocks + 1)]), PLAIN) == FORKS_LIMIT * BLOCK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sweep_slack", [0, SWEEP_SLACK])
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())

@@ -156,6 +156,7 @@ def bodies(draw: st.DrawFn) -> bytes:
     return f"{{{text}}}".encode("utf-8", "surrogatepass")
 
 
+@pytest.mark.slow
 @given(body=bodies(), endpoint=st.sampled_from(Endpoint))
 @settings(max_examples=200)
 def test_a_leg_says_what_it_would_say_written_anew(body: bytes, endpoint: Endpoint) -> None:

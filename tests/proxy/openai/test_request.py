@@ -271,6 +271,7 @@ MESSAGE = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("endpoint", Endpoint)
 @given(data=st.data())
 @settings(max_examples=settings().max_examples // 2)

@@ -63,6 +63,7 @@ def looks(one: Proxy) -> None:
     one.state.sessions.replicated.catch_up()
 
 
+@pytest.mark.slow
 async def test_a_newcomer_serves_when_it_knows_the_newest_sessions_and_is_told_the_others_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

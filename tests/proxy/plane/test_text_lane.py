@@ -121,6 +121,7 @@ async def test_long_answers_are_learnt_whole() -> None:
     assert 8 < found.long_ways < 30, "those that would have it keep more than 2 KiB of text"
 
 
+@pytest.mark.slow
 async def test_a_client_that_does_not_read_stops_the_worker_and_loses_nothing() -> None:
     rig = Rig(lane=True)
     await rig.begin()

@@ -294,6 +294,7 @@ class Talk(RuleBasedStateMachine):
 TestTalk = Talk.TestCase
 
 
+@pytest.mark.slow
 def test_an_idle_session_takes_at_most_1200_bytes() -> None:
     """Ten turns, a name, and two workers that hold its prefix; benchmarks/small/session_memory.py measures the same."""
     count, turns = 100, 10

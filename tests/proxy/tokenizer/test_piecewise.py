@@ -36,6 +36,7 @@ def merged() -> dict[str, Any]:
     return known
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", [1, 40])
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())

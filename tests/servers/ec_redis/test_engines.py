@@ -221,6 +221,7 @@ def test_threads_bring_embeddings_through_redis_and_survive_what_is_none(redis_s
     raw.close()
 
 
+@pytest.mark.slow
 def test_when_redis_goes_nothing_hangs_and_when_it_comes_back_embeddings_flow_again(
     redis_server: RedisServer,
 ) -> None:

@@ -32,6 +32,7 @@ def ends(redis_server: RedisServer) -> Iterator[tuple[RedisTransport, RedisTrans
         end.close()
 
 
+@pytest.mark.slow
 def test_each_channel_brings_each_message_to_its_reader_once(
     ends: tuple[RedisTransport, RedisTransport, redis.Redis],
 ) -> None:

@@ -117,6 +117,7 @@ async def test_encoders_go_first_and_what_they_tell_goes_to_whoever_computes_the
         await site.until(site.is_idle)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("items", "named", "legs"),
     [
@@ -146,6 +147,7 @@ async def test_several_items_may_go_in_one_request() -> None:
         assert asked(site, "E1") == [2, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", ["10.9.9.9:8400", "127.0.0.1:1, 10.9.9.9:8400"])
 @pytest.mark.parametrize("body", [says(1), {}])
 async def test_an_encoder_that_is_not_allowed_gets_403_and_nothing_is_sent(named: str, body: dict[str, Any]) -> None:

@@ -36,6 +36,7 @@ async def recorded(method: str, path: str, **more: Any) -> tuple[Any, list[tuple
         return await site.get(path, method=method, **more), recorder.asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "path"),
     [
@@ -66,6 +67,7 @@ async def test_objects_lose_their_transfer_members_and_forms_go_as_they_are() ->
     assert b"filename" in body
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "data", "status"),
     [

@@ -30,6 +30,7 @@ class Pauses:
         self.taken.append(pause_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "fault", "status", "reason", "asked_p", "asked_d"),
     [
@@ -195,6 +196,7 @@ async def test_a_client_may_leave_before_p_is_asked_again() -> None:
         assert (receipt.status, site.is_idle()) == (499, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["prefill", "answer"])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_no_kv_stays_on_p_when_a_client_leaves(phase: str, stream: bool) -> None:

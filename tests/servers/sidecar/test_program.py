@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import aiohttp
+import pytest
 from aiohttp.client_exceptions import ClientConnectorError
 
 from ppd.servers.fleet.ports import free_ports
@@ -16,6 +17,7 @@ from ppd.servers.sim.launch import running_engine
 from tests.servers.sidecar.site import BODY, CHAT
 
 
+@pytest.mark.slow
 async def test_the_program_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     url, receipts = f"http://127.0.0.1:{port}", tmp_path / "receipts.jsonl"

@@ -153,6 +153,7 @@ async def test_reasoning_is_a_function_of_the_kv(lab: Any, engine: Any) -> None:
     assert (await said(lab, other))[0]["reasoning"] != expected["reasoning"]
 
 
+@pytest.mark.slow
 async def test_openai_reads_a_reasoning_item_before_the_message(client: openai.AsyncOpenAI) -> None:
     from openai.types.responses import ResponseCompletedEvent
 
@@ -172,6 +173,7 @@ async def test_openai_reads_a_reasoning_item_before_the_message(client: openai.A
     assert [item.type for item in events[-1].response.output] == ["reasoning", "message"]
 
 
+@pytest.mark.slow
 async def test_anthropic_reads_a_thinking_block_before_the_text(engine: Any) -> None:
     asked: Any = {"model": "m", "messages": HI, "max_tokens": 400}
     import anthropic

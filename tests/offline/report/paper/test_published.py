@@ -171,6 +171,7 @@ def part(out: Path, keep: Callable[[str, str], bool]) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_a_part_without_replicas_says_what_it_lacks(tmp_path: Path) -> None:
     cells: Sequence[MeasuredCell] = of_rows(
         part(tmp_path / "rows.csv", lambda config, _: config != "4R"), DESCRIPTION

@@ -165,6 +165,7 @@ def test_what_cannot_be_used_is_told_with_its_line_and_what_is_allowed(text: str
     assert refused.value.param == "epp_config"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [100, 3_000])
 def test_a_document_of_any_depth_is_refused_in_one_line(depth: int) -> None:
     with pytest.raises(ConfigError, match=r"nested deeper than 32|must be YAML"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tracemalloc
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,6 +102,7 @@ def test_no_more_is_matched_than_was_sent_and_no_more_is_held_than_fits(sent: li
     assert most_matched <= min(most, capacity)
 
 
+@pytest.mark.slow
 def test_a_server_of_the_smallest_units_takes_a_megabyte() -> None:
     """31,250 blocks, where each message is one, and each turn adds one."""
     rule, chance = BlockRule(5, 256), random.Random(1)

@@ -174,6 +174,7 @@ async def test_a_p_that_dies_in_between(lab: Any, new_room: NewRoom) -> None:
     assert lab.is_quiet(d)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", [0, 1], ids=["P", "D"])
 async def test_a_leg_that_is_left_ends_the_other(lab: Any, new_room: NewRoom, left: int) -> None:
     p, d = await start(lab, time_scale=1.0, meeting_timeout_s=300.0)

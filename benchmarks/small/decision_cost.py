@@ -228,6 +228,7 @@ PROFILE = "h100-llama-3.1-8b"
 LEGS = 3  # turns under way for each worker
 KNOWN = 20  # sessions for each worker
 STEP_S = 0.3  # between two decisions for each worker
+JOINED_S = 50.0  # beyond slow start, and not at 0, which no clock says
 
 
 class DecidedTurns:
@@ -245,7 +246,7 @@ class DecidedTurns:
             for n in range(count)
         ]
         for worker in workers:
-            self.registry.apply(Announcement(worker, Load(kv_capacity_tokens=450_000)), 0.0)
+            self.registry.apply(Announcement(worker, Load(kv_capacity_tokens=450_000)), JOINED_S)
         self.ids = [worker.id for worker in workers]
         self.sessions: list[Turn] = []
         self.bookings: deque[LegBooking] = deque()

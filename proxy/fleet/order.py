@@ -69,7 +69,9 @@ class LoadOrder:
 
     def since(self, now_s: float, age_s: float) -> list[int]:
         """Positions of those that joined or recovered less than `age_s` ago."""
-        young = []
+        young = list[int]()
+        if age_s <= 0.0:  # whatever the time: a rule without slow start need not know it
+            return young
         for since_s, at in reversed(self._since_s):
             if now_s - since_s >= age_s:
                 break

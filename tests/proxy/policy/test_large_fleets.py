@@ -18,7 +18,7 @@ from ppd.proxy.config import Mode, StageOrder
 from ppd.proxy.connectors import can_pair
 from ppd.proxy.errors import AllBusy, NoWorkerError
 from ppd.proxy.fleet.booking import LegBooking
-from ppd.proxy.fleet.order import Ranked, first_ranked
+from ppd.proxy.fleet.order import Ranked, RankRule, first_ranked
 from ppd.proxy.fleet.ranking import work_rank
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns
@@ -29,10 +29,12 @@ from ppd.proxy.policy import Decision, Excluded, Rules, Turn, decide
 from ppd.proxy.policy.candidates import find_candidates
 from ppd.proxy.policy.placement import MOST_HASHED, SlowStart, is_overloaded, own_worker, pick_decode, pick_prefill
 from ppd.proxy.policy.stage_order import OrderRules
+from ppd.proxy.policy.ways import BY_WORK
 from tests.support.decisions import FIRST
 
 MODEL = "m"
 WARM_UP_S = 60.0
+IN_SLOW_START = SlowStart(150.0, WARM_UP_S).rule(work_rank, work_rank)
 
 # -- the rules as plain code over all workers
 
@@ -285,6 +287,20 @@ def test_a_fleet_from_before_a_change_tells_of_then() -> None:
     assert [view.requests for view in first_ranked(before.decodes, by_work, 20)] == [0] * 20
     assert first_ranked(after.decodes, by_work, 1)[0].id == before.decodes[0].id
     assert not is_overloaded(before.decodes[1], before.decodes)
+
+
+@pytest.mark.parametrize(
+    ("rule", "apart"), [(BY_WORK, 0), (SlowStart(150.0, 0.0).rule(work_rank, work_rank), 0), (IN_SLOW_START, 20)]
+)
+def test_only_workers_in_slow_start_are_looked_at_beside_the_order(rule: RankRule, apart: int) -> None:
+    registry = Registry()
+    for number in range(20):
+        worker = Worker(role=Role.PREFILL, address=f"p{number}:1", models=(MODEL,), source=Source.AGENT)
+        registry.apply(Announcement(worker), 140.0)
+    views = registry.fleet(MODEL).prefills
+    assert isinstance(views, Ranked)
+    assert views.order is not None
+    assert len(rule.set_apart(views.order, views)) == apart
 
 
 def test_sessions_spread_over_many_equal_workers_and_return() -> None:

@@ -19,7 +19,7 @@ from ppd.proxy.connectors import can_pair
 from ppd.proxy.errors import AllBusy, NoWorkerError
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.order import Ranked, RankRule, first_ranked
-from ppd.proxy.fleet.ranking import work_rank
+from ppd.proxy.fleet.ranking import kv_rank, work_rank
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns
 from ppd.proxy.fleet.worker import Announcement, Load, PairId, Role, Source, Worker, WorkerId
@@ -243,7 +243,11 @@ def test_who_is_picked_is_who_the_rules_pick_among_all(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "mode", [Mode.ALWAYS_SPLIT, Mode.ALWAYS_LOCAL, Mode.REPLICA, Mode.ISL_OR_LOAD, Mode.SLO, Mode.LMETRIC]
+    "mode",
+    [
+        *(Mode.ALWAYS_SPLIT, Mode.ALWAYS_LOCAL, Mode.REPLICA, Mode.ISL_OR_LOAD, Mode.SLO, Mode.LMETRIC),
+        *(Mode.SESSION_HASH, Mode.FREE_KV),
+    ],
 )
 def test_a_decision_over_the_order_is_the_one_over_lists(mode: Mode, order: StageOrder) -> None:
     laws = WorkerLaws(Profiles("h100-llama-3.1-8b"))
@@ -271,6 +275,34 @@ def test_a_decision_over_the_order_is_the_one_over_lists(mode: Mode, order: Stag
             assert decided[0] == decided[1]
             if isinstance(decided[0], Decision):
                 one.book(turn, decided[0])
+
+
+def placed(mode: Mode, turn: Turn, views: Sequence[WorkerView]) -> WorkerView:
+    """Where the modes that place sessions do so, as plain code over all D and R."""
+    if mode is Mode.FREE_KV and (session := own(turn, views)) is not None:
+        return session
+    found = first(views, kv_rank if mode is Mode.FREE_KV else lambda view: (), turn.session_id)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("mode", [Mode.SESSION_HASH, Mode.FREE_KV])
+@pytest.mark.parametrize("seed", range(20))
+def test_sessions_are_placed_as_among_all(mode: Mode, seed: int) -> None:
+    """Also those that have been placed before, while others are full, have failed, join or leave."""
+    one = RandomFleet(seed)
+    sessions = [f"{one.random.getrandbits(64):016x}" for _ in range(4)]
+    for _ in range(24):
+        one.change()
+        turn = replace(one.turn(), session_id=one.random.choice(sessions), stored_response=False)
+        fleet, limit = one.registry.fleet(MODEL), one.random.choice((0, 2))
+        avoid, blocked = one.excluded(), one.excluded()
+        ruled = Rules(mode=mode, worker_limit=limit)
+        _, decodes, replicas, _ = narrowed(turn, fleet, limit or math.inf, avoid, blocked)
+        with suppress(NoWorkerError):
+            decision = decide(turn, fleet, ruled, qps=1.0, now_s=one.now_s, avoid=avoid, blocked=blocked)
+            assert decision.decode is placed(mode, turn, [*decodes, *replicas])
+            one.book(turn, decision)
 
 
 def test_a_fleet_from_before_a_change_tells_of_then() -> None:

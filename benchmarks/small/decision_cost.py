@@ -223,11 +223,15 @@ def _cell(times_us: Sequence[float]) -> str:
 TOPOLOGIES = {"1P_3D": (1, 3, 0), "2P_2D": (2, 2, 0), "4R": (0, 0, 4), "12P_4D": (12, 4, 0), "250P_750D": (250, 750, 0)}
 FLEET_LIMITS_US = {"250P_750D": 1000.0}  # mean of a decision; p99 is three times that
 FEW_WORKERS_LIMIT_US = 100.0  # the same for all other fleets
-TIMED_MODES = (Mode.TABLE, Mode.ALWAYS_LOCAL, Mode.SLO, Mode.WEIGHTS, Mode.LEAST_TTFT, Mode.LMETRIC, Mode.SLACK)
+TIMED_MODES = (
+    *(Mode.TABLE, Mode.ALWAYS_LOCAL, Mode.SESSION_HASH, Mode.FREE_KV),
+    *(Mode.SLO, Mode.WEIGHTS, Mode.LEAST_TTFT, Mode.LMETRIC, Mode.SLACK),
+)
 PROFILE = "h100-llama-3.1-8b"
 LEGS = 3  # turns under way for each worker
 KNOWN = 20  # sessions for each worker
 STEP_S = 0.3  # between two decisions for each worker
+JOINED_S = 50.0  # beyond slow start, and not at 0, which no clock says
 
 
 class DecidedTurns:
@@ -245,7 +249,7 @@ class DecidedTurns:
             for n in range(count)
         ]
         for worker in workers:
-            self.registry.apply(Announcement(worker, Load(kv_capacity_tokens=450_000)), 0.0)
+            self.registry.apply(Announcement(worker, Load(kv_capacity_tokens=450_000)), JOINED_S)
         self.ids = [worker.id for worker in workers]
         self.sessions: list[Turn] = []
         self.bookings: deque[LegBooking] = deque()

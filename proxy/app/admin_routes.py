@@ -13,7 +13,8 @@ from ..assembly import Proxy
 from ..config import ProxyConfig, convert
 from ..connectors import missing_coordinates
 from ..errors import NotFound, RequestError
-from ..fleet.view import WorkerView
+from ..fleet.ledger import backlog
+from ..fleet.view import NEVER_S, WorkerView
 from ..fleet.worker import Source
 from ..laws.worker_laws import WorkerLaws
 from ..policy import Limits
@@ -209,8 +210,10 @@ def _worker(view: WorkerView, now_s: float) -> dict[str, object]:
         "waiting": load.waiting,
         "kv_usage": load.kv_usage,
         "kv_capacity_tokens": load.kv_capacity_tokens,
+        "report_age_s": round(now_s - view.reported_s, 1) if view.reported_s > NEVER_S else None,
         "inflight": view.inflight,
         "queued_prefill_tokens": view.queued_prefill_tokens,
+        **msgspec.structs.asdict(backlog(view, now_s)),
     }
 
 

@@ -18,6 +18,7 @@ _NAME = {"type": "string"}
 _LAG: Json = {"type": "number", "minimum": 0, "description": "Seconds by which the event loop was late of late."}
 _COUNT = {"type": "integer", "minimum": 0}
 _NUMBER = {"type": "number"}
+_SECONDS = {"type": "number", "minimum": 0}
 _STRING = {"type": ["string", "null"]}
 _FLAG = {"type": ["boolean", "null"]}
 _ID = {"type": ["string", "integer", "null"]}
@@ -172,8 +173,14 @@ _WORKER = _object(
         "waiting": _COUNT,
         "kv_usage": _NUMBER,
         "kv_capacity_tokens": _COUNT,
+        "report_age_s": {"type": ["number", "null"]},
         "inflight": _COUNT,
         "queued_prefill_tokens": _COUNT,
+        "decoding_sequences": _COUNT,
+        "decoding_context_tokens": _COUNT,
+        "prefill_left_s": _SECONDS,
+        "reserved_kv_tokens": _COUNT,
+        "link_free_in_s": _SECONDS,
     }
 )
 _SESSION = _object(

@@ -258,6 +258,27 @@ def prefill_left_s(of: Use | WorkerView, now_s: float) -> float:
     return seen_s + max(0.0, of.unseen_prefill_until_s - now_s)
 
 
+class Backlog(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What one worker has to do, as operators are shown it: by turns of this proxy, in all its processes."""
+
+    decoding_sequences: int = 0
+    decoding_context_tokens: int = 0
+    prefill_left_s: float = 0.0  # of engine time, for prompts that wait or are computed
+    reserved_kv_tokens: int = 0
+    link_free_in_s: float = 0.0  # until all KV that it sends or receives is moved
+
+
+def backlog(view: WorkerView, now_s: float) -> Backlog:
+    link_free_s = max(view.sends_free_s, view.receives_free_s)
+    return Backlog(
+        decoding_sequences=view.decoding,
+        decoding_context_tokens=view.context_tokens,
+        prefill_left_s=round(prefill_left_s(view, now_s), 3),
+        reserved_kv_tokens=view.reserved_tokens,
+        link_free_in_s=round(max(0.0, link_free_s - now_s), 3),
+    )
+
+
 REPORT_AGE_S = 30.0  # an older report of an engine's load says nothing of the sequences there
 
 

@@ -18,6 +18,7 @@ import msgspec
 
 from .places import LEAST, UNKNOWN
 from .ranking import Rank, Ranking
+from .rendezvous import Rendezvous, spread
 from .view import Fleet, Takers, WorkerView, taking_turns
 from .worker import PairingKind, Worker, WorkerId
 
@@ -39,6 +40,7 @@ class LoadOrder:
         self.recent_tokens = sum(view.recent_tokens for view in views)
         self.version = 0  # grows with every change
         self._rankings: dict[Callable[[WorkerView], Rank], Ranking] = {}  # those that were asked for
+        self._rendezvous: Rendezvous | None = None  # if it was asked for
         self._since_s = sorted((view.since_s, at) for at, view in enumerate(views))
         self._full = {at for at, view in enumerate(views) if view.is_full(math.inf)}  # of the places that are known
         self._kinds = Counter(view.worker.pairing_kind for view in views)
@@ -49,6 +51,11 @@ class LoadOrder:
         if ranking is None:
             ranking = self._rankings[rank_of] = Ranking(rank_of, self.views)
         return ranking
+
+    def rendezvous(self) -> Rendezvous:
+        if self._rendezvous is None:
+            self._rendezvous = Rendezvous([view.id for view in self.views])
+        return self._rendezvous
 
     def update(self, view: WorkerView) -> None:
         at = self.position.get(view.id)
@@ -69,7 +76,9 @@ class LoadOrder:
 
     def since(self, now_s: float, age_s: float) -> list[int]:
         """Positions of those that joined or recovered less than `age_s` ago."""
-        young = []
+        young = list[int]()
+        if age_s <= 0.0:  # whatever the time: a rule without slow start need not know it
+            return young
         for since_s, at in reversed(self._since_s):
             if now_s - since_s >= age_s:
                 break
@@ -278,7 +287,7 @@ def least_ranked(views: Sequence[WorkerView], rule: RankRule) -> list[WorkerView
             found, least = [at], rank
         elif rank == least:
             found.append(at)
-    return [views_at[at] for at in sorted(found)]
+    return list(map(views_at.__getitem__, sorted(found)))
 
 
 def first_ranked(views: Sequence[WorkerView], rule: RankRule, count: int) -> list[WorkerView]:
@@ -291,6 +300,15 @@ def first_ranked(views: Sequence[WorkerView], rule: RankRule, count: int) -> lis
     found += apart
     found.sort()
     return sorted((order.views[at] for at in found), key=rule.rank_of)[:count]
+
+
+def first_by_hash(views: Sequence[WorkerView], session_id: str) -> WorkerView | None:
+    """The session's own by rendezvous hashing, whatever these workers do."""
+    if (known := _order(views)) is None:
+        return min(views, key=lambda view: spread(view.id, session_id), default=None)
+    order, ranked = known
+    at = order.rendezvous().first(session_id, ranked.left_out)
+    return None if at is None else order.views[at]
 
 
 def pairing_kinds(views: Sequence[WorkerView]) -> Sequence[PairingKind | Worker] | None:

@@ -24,6 +24,12 @@ def load_rank(view: WorkerView, factor: float = 1.0) -> Rank:
     return (load.kv_usage >= KV_FULL, requests, queued, round(load.kv_usage + placed, 2), view.placed_tokens / factor)
 
 
+def kv_rank(view: WorkerView) -> Rank:
+    """By the share of KV in use: as the engine last reported it, and what was placed there since."""
+    load = view.load
+    return (load.kv_usage + (view.placed_tokens / load.kv_capacity_tokens if load.kv_capacity_tokens else 0.0),)
+
+
 def prefill_rank(view: WorkerView) -> Rank:
     """For a P's leg, of prompts of which it holds nothing."""
     return (view.queued_prefill_tokens, view.requests)
@@ -69,9 +75,9 @@ class Ranking:
     def least(self, left_out: Collection[int]) -> list[int]:
         """All of the least rank, of the others."""
         for rank in self._sorted:
-            found = [at for at in self._equals[rank] if at not in left_out]
+            found = self._equals[rank].difference(left_out)  # often of most workers
             if found:
-                return found
+                return list(found)
         return []
 
     def first(self, count: int, left_out: Collection[int]) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from hashlib import sha256
 
 import msgspec
 
@@ -11,6 +10,7 @@ from ..beliefs.held import BeliefEvidence, Held
 from ..connectors import answers_alone, can_pair, takes_either_leg
 from ..fleet.order import RankRule, least_ranked, mean_recent_tokens, mean_requests, of_workers
 from ..fleet.ranking import KV_FULL, Rank, load_rank, prefill_rank
+from ..fleet.rendezvous import spread
 from ..fleet.view import WorkerView
 from ..fleet.worker import Role, Worker, WorkerId
 from .decision import Decision, Route, Turn
@@ -66,7 +66,7 @@ def pick_decode(turn: Turn, candidates: Sequence[WorkerView], slow_start: SlowSt
         least: WorkerView | None = last
     else:
         rule = slow_start.rule(lambda view: load_rank(view, slow_start(view)), load_rank)
-        least = _first(candidates, rule, turn.session_id)
+        least = pick_least(candidates, rule, turn.session_id)
     holders = _at_ease(_holders(turn, candidates), candidates, turn.prompt_tokens)
     if least is None or not holders:
         return least
@@ -84,7 +84,7 @@ def pick_prefill(turn: Turn, candidates: Sequence[WorkerView], slow_start: SlowS
         tokens = view.queued_prefill_tokens + turn.prompt_tokens - turn.held_by(view)
         return (tokens / slow_start(view), view.requests)
 
-    return _first(candidates, slow_start.rule(tokens_until_done, prefill_rank, turn.held), turn.session_id)
+    return pick_least(candidates, slow_start.rule(tokens_until_done, prefill_rank, turn.held), turn.session_id)
 
 
 def own_worker(turn: Turn, *pools: Sequence[WorkerView]) -> WorkerView | None:
@@ -140,7 +140,8 @@ def _at_ease(holders: Sequence[WorkerView], views: Sequence[WorkerView], prompt_
     return [view for view in holders if not _has_more(view, requests) and view.recent_tokens <= tokens]
 
 
-def _first(candidates: Sequence[WorkerView], rule: RankRule, session_id: str) -> WorkerView | None:
+def pick_least(candidates: Sequence[WorkerView], rule: RankRule, session_id: str) -> WorkerView | None:
+    """The first by rank; of equals the session's by its hash."""
     # Only workers of equal rank are hashed, as that costs more than all the rest.
     if len(candidates) < 2:
         return candidates[0] if candidates else None
@@ -153,17 +154,12 @@ def _of_equals(equals: Sequence[WorkerView], session_id: str) -> WorkerView:
         # So many of them, from a place that moves little as others come and go.
         begins = int(session_share(session_id) * len(equals))
         equals = [*equals[begins:], *equals[:begins]][:MOST_HASHED]
-    return min(equals, key=lambda view: spread(view, session_id))
+    return min(equals, key=lambda view: spread(view.id, session_id))
 
 
 def session_share(session_id: str) -> float:
     """A fixed number in [0, 1) for each session; session ids are hex digests."""
     return int(session_id[:8], 16) / 2**32
-
-
-def spread(view: WorkerView, session_id: str) -> bytes:
-    # Rendezvous hashing: sessions spread evenly over equal workers, and each always gets the same one.
-    return sha256(f"{view.id} {session_id}".encode()).digest()
 
 
 def ways_to_serve(views: Collection[WorkerView], *, prefills_answer: bool = False) -> dict[str, bool]:

@@ -20,6 +20,7 @@ from ..config import StageOrder
 from ..connectors import answers_alone, takes_either_leg
 from ..fleet.order import RankRule, first_ranked, of_workers
 from ..fleet.ranking import prefill_work_rank, work_rank
+from ..fleet.rendezvous import spread
 from ..fleet.view import WorkerView
 from ..fleet.worker import Role
 from ..laws.prediction import (
@@ -37,7 +38,6 @@ from ..laws.prediction import (
 from ..laws.step_time import EngineProfile
 from .candidates import Candidates
 from .decision import Candidate, Preference, Readable, Route, Rules, Turn
-from .placement import spread
 
 LEAST_LOADED = 2  # of each role are judged
 HOLDERS = 2
@@ -85,7 +85,7 @@ def best_way(turn: Turn, candidates: Candidates, rules: Rules, names: Sequence[s
     first, best = judged[0][0], judged[0][1]
     if len(judged) > 1 and judged[1][0] == first:
         equal = [each for each in judged if each[0] == first]
-        best = min(equal, key=lambda each: spread(each[1].decode.view, turn.session_id))[1]
+        best = min(equal, key=lambda each: spread(each[1].decode.view.id, turn.session_id))[1]
         judged.sort(key=lambda each: (each[0], each[1] is not best))
     recorded = [_candidate(way, total, dict(zip(names, terms, strict=True))) for total, way, terms in judged[:RECORDED]]
     return Preference(best.route, rules.mode.value, ways=recorded, patience_s=_patience_s(turn, best))

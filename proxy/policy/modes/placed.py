@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+from ...fleet.order import RankRule, first_by_hash
+from ...fleet.ranking import kv_rank
+from ...fleet.rendezvous import spread
 from ...fleet.view import WorkerView
 from ..candidates import Candidates
 from ..decision import Candidate, Preference, Route, Rules, Turn
-from ..placement import own_worker, pick_prefill, route_alone, spread
+from ..placement import own_worker, pick_least, pick_prefill, route_alone
 from .fixed import appends
+
+BY_KV = RankRule(kv_rank, kv_rank, now_s=0.0, slow_start_s=0.0)
 
 
 def by_hash(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
     """Each session has its worker by a hash of its id, whatever happens there."""
-    return _placed(turn, candidates, "session_hash", min(_answering(candidates), key=lambda view: _hash(view, turn)))
+    firsts = _of_each_role(candidates, lambda views: first_by_hash(views, turn.session_id))
+    chosen = firsts[0] if len(firsts) == 1 else min(firsts, key=lambda view: spread(view.id, turn.session_id))
+    return _placed(turn, candidates, "session_hash", chosen)
 
 
 def by_free_kv(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
     """A session begins where most KV is free, and stays where it is."""
-    answering = _answering(candidates)
-    chosen = own_worker(turn, answering) or min(answering, key=lambda view: (_used(view), _hash(view, turn)))
+    chosen = own_worker(turn, candidates.decodes, candidates.replicas)
+    if chosen is None:
+        firsts = _of_each_role(candidates, lambda views: pick_least(views, BY_KV, turn.session_id))
+        chosen = min(firsts, key=lambda view: (kv_rank(view), spread(view.id, turn.session_id)))
     return _placed(turn, candidates, "free_kv", chosen)
 
 
-def _answering(candidates: Candidates) -> list[WorkerView]:
-    return [*candidates.decodes, *candidates.replicas]
-
-
-def _hash(view: WorkerView, turn: Turn) -> bytes:
-    return spread(view, turn.session_id)
-
-
-def _used(view: WorkerView) -> float:
-    placed = view.placed_tokens / view.load.kv_capacity_tokens if view.load.kv_capacity_tokens else 0.0
-    return view.load.kv_usage + placed
+def _of_each_role(
+    candidates: Candidates, pick: Callable[[Sequence[WorkerView]], WorkerView | None]
+) -> Sequence[WorkerView]:
+    """The best D and the best R, as far as there are any."""
+    picked = pick(candidates.decodes), pick(candidates.replicas)
+    return [view for view in picked if view is not None]
 
 
 def _placed(turn: Turn, candidates: Candidates, reason: str, chosen: WorkerView) -> Preference:

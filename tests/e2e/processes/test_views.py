@@ -66,6 +66,8 @@ async def test_weights_that_are_refused_change_nothing_anywhere(body: dict[str, 
 async def workers(group: ProxyGroup) -> list[list[dict[str, Any]]]:
     """What each says of the workers, without how long ago that was."""
     found = [body["workers"] for _, body in await everywhere(group, "GET", "/workers")]
+    for worker in itertools.chain(*found):
+        del worker["report_age_s"]
     return [sorted(of_one, key=lambda worker: worker["name"]) for of_one in found]
 
 

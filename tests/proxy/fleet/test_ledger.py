@@ -11,9 +11,11 @@ import pytest
 
 from ppd.proxy.fleet.ledger import (
     REPORT_AGE_S,
+    Backlog,
     DecodingSequences,
     LegWork,
     Use,
+    backlog,
     believed_decoding,
     of_other_proxies,
     prefill_left_s,
@@ -102,6 +104,23 @@ def test_the_first_prompt_of_a_queue_is_being_computed(
 ) -> None:
     use = Use(queued_prefill_s=queued_s, prefills=prefills, prefills_since_s=10.0)
     assert prefill_left_s(use, now_s) == prefill_left_s(shown(VIEW, use), now_s) == left_s
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, Backlog()),
+        ({"decoding": 2, "context_tokens": 3000}, Backlog(decoding_sequences=2, decoding_context_tokens=3000)),
+        ({"queued_prefill_s": 2.0, "prefills": 1, "prefills_since_s": 99.5}, Backlog(prefill_left_s=1.5)),  # it runs
+        ({"unseen_prefill_until_s": 100.25}, Backlog(prefill_left_s=0.25)),
+        ({"reserved_tokens": 5000}, Backlog(reserved_kv_tokens=5000)),
+        ({"sends_free_s": 101.0, "receives_free_s": 100.5}, Backlog(link_free_in_s=1.0)),
+        ({"sends_free_s": 1.0, "receives_free_s": 100.5}, Backlog(link_free_in_s=0.5)),
+        ({"sends_free_s": 99.0, "receives_free_s": 99.0}, Backlog()),
+    ],
+)
+def test_what_operators_are_shown_of_it(changes: dict[str, Any], expected: Backlog) -> None:
+    assert backlog(msgspec.structs.replace(VIEW, **changes), 100.0) == expected
 
 
 def reported(load: Load) -> WorkerView:

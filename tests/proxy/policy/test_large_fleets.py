@@ -18,8 +18,8 @@ from ppd.proxy.config import Mode, StageOrder
 from ppd.proxy.connectors import can_pair
 from ppd.proxy.errors import AllBusy, NoWorkerError
 from ppd.proxy.fleet.booking import LegBooking
-from ppd.proxy.fleet.order import Ranked, first_ranked
-from ppd.proxy.fleet.ranking import work_rank
+from ppd.proxy.fleet.order import Ranked, RankRule, first_ranked
+from ppd.proxy.fleet.ranking import kv_rank, work_rank
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns
 from ppd.proxy.fleet.worker import Announcement, Load, PairId, Role, Source, Worker, WorkerId
@@ -29,10 +29,12 @@ from ppd.proxy.policy import Decision, Excluded, Rules, Turn, decide
 from ppd.proxy.policy.candidates import find_candidates
 from ppd.proxy.policy.placement import MOST_HASHED, SlowStart, is_overloaded, own_worker, pick_decode, pick_prefill
 from ppd.proxy.policy.stage_order import OrderRules
+from ppd.proxy.policy.ways import BY_WORK
 from tests.support.decisions import FIRST
 
 MODEL = "m"
 WARM_UP_S = 60.0
+IN_SLOW_START = SlowStart(150.0, WARM_UP_S).rule(work_rank, work_rank)
 
 # -- the rules as plain code over all workers
 
@@ -241,7 +243,11 @@ def test_who_is_picked_is_who_the_rules_pick_among_all(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "mode", [Mode.ALWAYS_SPLIT, Mode.ALWAYS_LOCAL, Mode.REPLICA, Mode.ISL_OR_LOAD, Mode.SLO, Mode.LMETRIC]
+    "mode",
+    [
+        *(Mode.ALWAYS_SPLIT, Mode.ALWAYS_LOCAL, Mode.REPLICA, Mode.ISL_OR_LOAD, Mode.SLO, Mode.LMETRIC),
+        *(Mode.SESSION_HASH, Mode.FREE_KV),
+    ],
 )
 def test_a_decision_over_the_order_is_the_one_over_lists(mode: Mode, order: StageOrder) -> None:
     laws = WorkerLaws(Profiles("h100-llama-3.1-8b"))
@@ -271,6 +277,34 @@ def test_a_decision_over_the_order_is_the_one_over_lists(mode: Mode, order: Stag
                 one.book(turn, decided[0])
 
 
+def placed(mode: Mode, turn: Turn, views: Sequence[WorkerView]) -> WorkerView:
+    """Where the modes that place sessions do so, as plain code over all D and R."""
+    if mode is Mode.FREE_KV and (session := own(turn, views)) is not None:
+        return session
+    found = first(views, kv_rank if mode is Mode.FREE_KV else lambda view: (), turn.session_id)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("mode", [Mode.SESSION_HASH, Mode.FREE_KV])
+@pytest.mark.parametrize("seed", range(20))
+def test_sessions_are_placed_as_among_all(mode: Mode, seed: int) -> None:
+    """Also those that have been placed before, while others are full, have failed, join or leave."""
+    one = RandomFleet(seed)
+    sessions = [f"{one.random.getrandbits(64):016x}" for _ in range(4)]
+    for _ in range(24):
+        one.change()
+        turn = replace(one.turn(), session_id=one.random.choice(sessions), stored_response=False)
+        fleet, limit = one.registry.fleet(MODEL), one.random.choice((0, 2))
+        avoid, blocked = one.excluded(), one.excluded()
+        ruled = Rules(mode=mode, worker_limit=limit)
+        _, decodes, replicas, _ = narrowed(turn, fleet, limit or math.inf, avoid, blocked)
+        with suppress(NoWorkerError):
+            decision = decide(turn, fleet, ruled, qps=1.0, now_s=one.now_s, avoid=avoid, blocked=blocked)
+            assert decision.decode is placed(mode, turn, [*decodes, *replicas])
+            one.book(turn, decision)
+
+
 def test_a_fleet_from_before_a_change_tells_of_then() -> None:
     registry = Registry()
     for number in range(20):
@@ -285,6 +319,20 @@ def test_a_fleet_from_before_a_change_tells_of_then() -> None:
     assert [view.requests for view in first_ranked(before.decodes, by_work, 20)] == [0] * 20
     assert first_ranked(after.decodes, by_work, 1)[0].id == before.decodes[0].id
     assert not is_overloaded(before.decodes[1], before.decodes)
+
+
+@pytest.mark.parametrize(
+    ("rule", "apart"), [(BY_WORK, 0), (SlowStart(150.0, 0.0).rule(work_rank, work_rank), 0), (IN_SLOW_START, 20)]
+)
+def test_only_workers_in_slow_start_are_looked_at_beside_the_order(rule: RankRule, apart: int) -> None:
+    registry = Registry()
+    for number in range(20):
+        worker = Worker(role=Role.PREFILL, address=f"p{number}:1", models=(MODEL,), source=Source.AGENT)
+        registry.apply(Announcement(worker), 140.0)
+    views = registry.fleet(MODEL).prefills
+    assert isinstance(views, Ranked)
+    assert views.order is not None
+    assert len(rule.set_apart(views.order, views)) == apart
 
 
 def test_sessions_spread_over_many_equal_workers_and_return() -> None:

@@ -75,7 +75,8 @@ def _range(fit: Fit | None) -> list[str]:
     )
     if fit.steps is None:
         return [f"{saw} Beyond that, the profile is a guess."]
-    return [saw, f"\n{said(fit.steps)} Beyond that, the profile is a guess."]
+    believed = "Beyond that" if fit.steps.holds else "That is too far: beyond what the fit saw"
+    return [saw, f"\n{said(fit.steps)} {believed}, the profile is a guess."]
 
 
 def said(check: StepCheck) -> str:

@@ -9,20 +9,21 @@ lack; so only what is larger is compared.
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
 from ppd.proxy.errors import FormatError
-from ppd.proxy.laws.profile_file import FittedRange, ProfileFile, StepCheck
-from ppd.proxy.laws.step_time import attention_pairs, step_time_s
+from ppd.proxy.laws.profile_file import FittedRange, StepCheck
+from ppd.proxy.laws.step_time import EngineProfile, attention_pairs, step_time_s
 
 from ..experiment import files
 from ..experiment.files import decode_rows
 from ..experiment.statistics import percentile
 
+# As `benchmarks/interference/engine_step/measure.py` writes them, which runs where this package is not installed.
 KIND = "ppd-engine-steps"
 VERSION = 1
 STEPS = ".jsonl.gz"  # how the name of such a file ends
@@ -113,31 +114,37 @@ class Steps:
     copies: tuple[CopyRecord, ...]
 
 
-def check(profile: ProfileFile, steps: Steps, name: str) -> StepCheck:
-    """Of the steps that are larger than what the profile was fitted to; of all, where it states no range.
+def larger(steps: Steps, seen: FittedRange | None, name: str) -> Steps:
+    """Those that were measured and are larger than what a fit saw; all that were measured, where it states no range.
 
     name: of the file. FormatError if there are none.
     """
-    seen = profile.fit.range if profile.fit is not None else None
-    measured = [step for step in steps.steps if step.seconds is not None and _is_beyond(step, seen)]
+    measured = tuple(step for step in steps.steps if step.seconds is not None and _is_larger(step, seen))
     if not measured:
-        raise FormatError(f"{name}: holds no measured step beyond what {profile.name} was fitted to")
-    errors = [step_time_s(profile.costs, *step.load) / (step.median_s or 1.0) - 1 for step in measured]
+        raise FormatError(f"{name}: holds no measured step that is larger than what the profile was fitted to")
+    return replace(steps, steps=measured)
+
+
+def check(costs: EngineProfile, steps: Steps, seen: FittedRange | None, name: str) -> StepCheck:
+    """How far the law is from them, all of which were measured. name: of the file."""
+    times = [(step, step.median_s) for step in steps.steps if step.median_s is not None]
+    errors = [step_time_s(costs, *step.load) / median_s - 1 for step, median_s in times]
     sizes = [abs(error) for error in errors]
+    # A longer prompt takes several steps. Small chunks after a long context tell nothing of it.
+    chunk = seen.new_tokens if seen is not None else 0
     return StepCheck(
         source=name,
         gpu=steps.head.device,
-        steps=len(measured),
-        context_tokens=max(step.longest for step in measured),
-        # A longer prompt is computed in several steps, each of which was measured: up to the longest context.
-        new_tokens=max(step.prefill + step.cached for step in measured),
+        steps=len(errors),
+        context_tokens=max(step.longest for step in steps.steps),
+        new_tokens=max((step.prefill + step.cached for step in steps.steps if step.prefill > chunk), default=0),
         error_median=round(statistics.median(sizes), 4),
         error_p90=round(percentile(sizes, 0.9), 4),
         bias=round(statistics.median(errors), 4),
     )
 
 
-def _is_beyond(step: StepRecord, seen: FittedRange | None) -> bool:
+def _is_larger(step: StepRecord, seen: FittedRange | None) -> bool:
     return seen is None or step.longest > seen.context_tokens or step.prefill > seen.new_tokens
 
 

@@ -21,7 +21,7 @@ from ..calibration.assess import assess
 from ..calibration.document import Without, document, said
 from ..calibration.fit import Simulations, fit
 from ..calibration.sources import CalibrationSource, open_source
-from ..calibration.steps import STEPS, check, load
+from ..calibration.steps import STEPS, check, larger, load
 from ..experiment.files import write_whole
 from ..simulation.modelled_hardware import profile_for
 from ..simulation.setup import Setup
@@ -77,6 +77,8 @@ def command(source: Path, **given: Any) -> None:
     """
     flags = CalibrateFlags(**given)
     try:
+        if flags.check is not None and flags.steps is not None:
+            raise ConfigError("--steps: with --check, give the steps as SOURCE", param="steps")
         if source.name.endswith(STEPS):
             _check_steps(source, flags.check)
             return
@@ -96,7 +98,9 @@ def command(source: Path, **given: Any) -> None:
 def _check_steps(path: Path, profile: str | None) -> None:
     if profile is None:
         raise ConfigError(f"{path}: engine steps are no whole requests: give them to --steps or --check", param="steps")
-    click.echo(said(check(profile_for(profile), load(path), path.name)))
+    known = profile_for(profile)
+    seen = known.fit.range if known.fit is not None else None
+    click.echo(said(check(known.costs, larger(load(path), seen, path.name), seen, path.name)))
 
 
 def _check(source: CalibrationSource, profile: ProfileFile, simulations: Simulations) -> None:
@@ -112,7 +116,9 @@ UNSEARCHED = "The costs were chosen by hand, as the start of a fit that was not 
 
 
 def _calibrate(source: CalibrationSource, simulations: Simulations, flags: CalibrateFlags) -> None:
-    console = Console(stderr=True)
+    console, steps_file, seen = Console(stderr=True), flags.steps, source.range
+    # Before minutes of fitting, so that a file that cannot be used costs none.
+    steps = None if steps_file is None else (larger(load(steps_file), seen, steps_file.name), seen, steps_file.name)
     setup = _fitted(source, source.setup, simulations, flags.evaluations, console)
     found = assess(source, setup, simulations)
     command_line = shlex.join(["ppd", *sys.argv[1:]])
@@ -124,14 +130,12 @@ def _calibrate(source: CalibrationSource, simulations: Simulations, flags: Calib
             fitted_on=source.fitted_on,
             checked_on=tuple(line.check() for line in found.checks),
             command=command_line,
-            range=source.range,
+            range=seen,
+            steps=None if steps is None else check(setup.profile.costs, *steps),
             ranking=tuple(one.check() for one in found.rankings),
             slow_worker=setup.slow,
         ),
     )
-    if flags.steps is not None and profile.fit is not None:
-        checked = check(profile, load(flags.steps), flags.steps.name)
-        profile = replace_struct(profile, fit=replace_struct(profile.fit, steps=checked))
     path = flags.out or Path(f"{profile.name}.json")
     write_whole(path, encode(profile))
     click.echo(f"{found.markdown(source.fitted_on)}\n\n{path}")

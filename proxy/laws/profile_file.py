@@ -15,6 +15,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from ..errors import ConfigError, FormatError
+from .accuracy import STALE
 from .step_time import EngineProfile
 
 VERSION: Final = 1
@@ -101,10 +102,15 @@ class StepCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     gpu: str
     steps: Tokens  # that were compared
     context_tokens: Tokens  # the longest
-    new_tokens: Tokens  # of a prompt, which takes several steps
+    new_tokens: Count  # of a prompt, which takes several steps; 0: none was measured
     error_median: RelativeError  # of their sizes
     error_p90: RelativeError
     bias: float  # median, with its sign: above 0 if the law is slower
+
+    @property
+    def holds(self) -> bool:
+        """Whether the law is near most of them: as near as one that is not stale is to turns."""
+        return self.error_p90 <= STALE
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -120,8 +126,8 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     @property
     def reach(self) -> FittedRange | None:
-        """What the fit saw or its steps were checked up to; beyond that, the profile is a guess."""
-        if self.range is None or self.steps is None:
+        """What the fit saw, or its law of steps was found right up to; beyond that, the profile is a guess."""
+        if self.range is None or self.steps is None or not self.steps.holds:
             return self.range
         return FittedRange(
             context_tokens=max(self.range.context_tokens, self.steps.context_tokens),
@@ -173,7 +179,7 @@ class ProfileFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         reach = self.reach
         if reach is None or context_tokens <= reach.context_tokens:
             return ""
-        how = "checked" if self.fit is not None and self.fit.steps is not None else "fitted"
+        how = "checked" if self.fit is not None and reach != self.fit.range else "fitted"
         return (
             f"contexts of {context_tokens:,} tokens are a guess: {self.name} was {how} up to {reach.context_tokens:,}"
         )

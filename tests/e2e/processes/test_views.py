@@ -114,10 +114,11 @@ async def test_the_successor_of_the_one_that_leads_keeps_what_operators_did(end:
         await group.until(lambda: all(one.states().get("D2") == "up" for one in group.proxies.values()))
         await group.proxies[1].admin("PATCH", "/workers/D1", {"draining": True})
         await (group.stop(0) if end == "stop" else group.kill(0))
-        newcomer = await group.start(0)
-        await asyncio.sleep(0.5)  # it has probed them
+        both = await group.start(0), group.proxies[1]
         wanted = {"P1": "up", "D1": "draining", "D2": "up"}
-        await group.until(lambda: [one.states() for one in (newcomer, group.proxies[1])] == [wanted] * 2)
+        await group.until(lambda: [one.states() for one in both] == [wanted] * 2)
+        await asyncio.sleep(0.5)  # it has probed them
+        assert [one.states() for one in both] == [wanted] * 2
 
 
 async def test_commands_while_none_leads_are_refused_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

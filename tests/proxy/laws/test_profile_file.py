@@ -149,11 +149,16 @@ def test_steps_that_were_checked_extend_the_reach(context: int, new: int, reach:
         bias=-0.009,
     )
     assert PROFILE.fit is not None
-    profile = replace_struct(PROFILE, fit=replace_struct(PROFILE.fit, range=seen, steps=steps))
+    fit = replace_struct(PROFILE.fit, range=seen, steps=steps)
+    profile = replace_struct(PROFILE, fit=fit)
     assert profile.reach == FittedRange(context_tokens=reach[0], new_tokens=reach[1], qps=8.0)
     assert profile.beyond(reach[0]) == ""
-    assert f"was checked up to {reach[0]:,}" in profile.beyond(reach[0] + 1)
+    how = "fitted" if reach == (3104, 1024) else "checked"
+    assert f"was {how} up to {reach[0]:,}" in profile.beyond(reach[0] + 1)
     assert decode(encode(profile)) == profile
+    far = replace_struct(fit, steps=replace_struct(steps, error_p90=0.31))
+    assert far.reach == seen, "the law is not theirs"
+    assert "was fitted up to 3,104" in replace_struct(PROFILE, fit=far).beyond(3105)
     without = replace_struct(PROFILE, fit=replace_struct(PROFILE.fit, range=None, steps=steps))
     assert without.reach is None, "nothing is said of what the fit saw"
 

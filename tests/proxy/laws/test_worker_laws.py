@@ -132,8 +132,9 @@ def test_a_config_read_again_without_another_profile_changes_nothing(own: str) -
 def test_a_turn_beyond_the_profiles_reach_is_a_guess() -> None:
     laws = WorkerLaws(Profiles(SHIPPED)).of(D1)
     assert laws is not None
-    assert laws.reach is not None
-    most = laws.reach
+    most = find(SHIPPED).reach
+    assert most is not None
+    assert laws.reach == most
     turns = [(0, 0), (1, 0), (0, 1)]
     guesses = [laws.is_guess(most.context_tokens + context, most.new_tokens + new) for context, new in turns]
     assert guesses == [False, True, True]

@@ -28,7 +28,7 @@ from .values import Facts, Finding, Level, PortFact
 
 def config_is_valid(facts: Facts) -> Iterator[Finding]:
     if facts.config_error:
-        yield Finding(Level.FAIL, "config", facts.config_error, "Correct the key in the file; the README lists all.")
+        yield Finding(Level.FAIL, "config", facts.config_error, "Correct the key; docs/configuration.md lists all.")
     elif facts.config is not None:
         yield Finding(Level.OK, "config", "valid")
 

@@ -29,6 +29,7 @@ class ItemDecision(StrEnum):
     """What becomes of one item. In `auto` the first that holds counts, in this order."""
 
     NEVER = "never"  # by the config
+    UNNAMED = "unnamed"  # engines do not hear its name, so what E has encoded would not be found: Messages
     ABSENT = "absent"  # no E takes turns of this model now
     HELD = "held"  # the worker has the embedding
     PREFIX = "prefix"  # the worker has the KV of its tokens
@@ -86,7 +87,10 @@ def choose(
     rules: EncoderRules,
     has: Callable[[WorkerView, MediaItem], bool],
 ) -> Choices:
-    """encoders: those that may be asked; has: whether an E is believed to have an item's embedding."""
+    """encoders: those that may be asked, of a turn whose media have names in engines.
+
+    has: whether an E is believed to have an item's embedding.
+    """
     unique = {item.name: item for item in items}
     first_unit = {item.name: item.unit for item in reversed(items)}  # later ones find it encoded
     decisions = {
@@ -105,6 +109,12 @@ def choose(
     return Choices(
         decisions, [batch for view, mine in by_encoder.values() for batch in _batches(view, mine, rules.batch)]
     )
+
+
+def unnamed(items: Sequence[MediaItem], rules: EncoderRules) -> Choices:
+    """Of a turn whose media have no names in engines."""
+    decision = ItemDecision.NEVER if rules.use is EncoderUse.NEVER else ItemDecision.UNNAMED
+    return Choices(dict.fromkeys((item.name for item in items), decision), [])
 
 
 def as_named(items: Sequence[MediaItem], named: NamedEncoders, batch: int) -> Choices:

@@ -14,10 +14,12 @@ from ..fleet.view import WorkerView
 from ..fleet.worker import Role, WorkerId
 from ..health.worker_health import WorkerHealth
 from ..media.items import MediaItem
-from ..openai.request import Request
-from .choosing import Choices, Consumer, EncoderRules, ItemDecision, NamedEncoders, as_named, choose
+from ..openai.request import Endpoint, Request
+from .choosing import Choices, Consumer, EncoderRules, ItemDecision, NamedEncoders, as_named, choose, unnamed
 from .records import CACHE_TOKENS, ENCODER_CACHE_TOKENS, EmbeddingRecords
 
+NAMING = (Endpoint.CHAT, Endpoint.RESPONSES)
+"""Where engines know media by the `uuid` of their parts. vLLM turns Messages into chat parts without one."""
 NOT_TAKING = ("sglang", "trtllm")  # engines whose requests cannot say what an encoder told, as vLLM's can
 
 
@@ -63,15 +65,18 @@ class EncoderChooser:
         media, consumer = turn.request.media, turn.consumer
         if consumer.worker.engine in NOT_TAKING:
             return None
+        is_naming = turn.request.endpoint in NAMING
         if turn.named is not None:
-            return as_named(media, turn.named, self._rules.batch)
+            return as_named(media, turn.named, self._rules.batch) if is_naming else unnamed(media, self._rules)
         encoders = [view for view in self._registry.views() if view.role is Role.ENCODE]
         if not encoders:
             return None
         now_s = self._now()
-        blocked = self._health.breakers.blocked(now_s)
         if turn.is_first:  # as turns are counted
             self._with_media.count(now_s, self._processes)
+        if not is_naming:
+            return unnamed(media, self._rules)
+        blocked = self._health.breakers.blocked(now_s)
         able = [view for view in encoders if view.takes_turns(turn.request.model) and view.id not in blocked]
         seen = Consumer(
             holds=lambda item: self._on_others.holds(consumer, item),
@@ -93,8 +98,9 @@ class EncoderChooser:
             self._encoding[consumer.id] -= here
             if not self._encoding[consumer.id]:
                 del self._encoding[consumer.id]
-            if well:  # what lies in a prefix was not needed
-                used = (item for item in media if decisions[item.name] is not ItemDecision.PREFIX)
+            if well:  # what lies in a prefix was not needed, and of what has no name there the name says nothing
+                others = (ItemDecision.PREFIX, ItemDecision.UNNAMED)
+                used = (item for item in media if decisions[item.name] not in others)
                 self._on_others.add(consumer, used)
 
         return computed

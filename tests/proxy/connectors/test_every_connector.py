@@ -70,6 +70,19 @@ def test_each_leg_has_what_its_engine_takes(fields_of: FieldsOf, make_pair: Make
             assert said.keys() - msgspec.json.decode(leg.body).keys() == lacking
 
 
+ALL = set(Endpoint)
+CARRIED = {  # others: all of them
+    "sglang": {Endpoint.CHAT, Endpoint.COMPLETIONS},
+    "trtllm": {Endpoint.CHAT, Endpoint.COMPLETIONS},
+    "trtllm_gen_first": {Endpoint.CHAT, Endpoint.COMPLETIONS},
+    "p2p_nccl": ALL - {Endpoint.RESPONSES},
+}
+
+
+def test_each_splits_the_turns_that_its_legs_can_carry(connector: Connector) -> None:
+    assert connector.endpoints == CARRIED.get(connector.name, ALL)
+
+
 def test_a_key_is_another_one_each_time(connector: Connector) -> None:
     keys = [connector.new_key() for _ in range(50)]
     assert len(set(keys)) == (50 if any(keys) else 1)

@@ -121,6 +121,7 @@ async def test_where_the_legs_carry_no_such_turn_the_engine_computes_alone(path:
             assert (response.status, response.headers["X-PPD-Reason"]) == (200, "endpoint_not_split")
         assert site.received("P1") == []
         assert (await site.ask(site.to_p)).headers["X-PPD-Route"] == "SPLIT"
+        assert (await site.ask(priority=5)).status == 200, "a member that this engine refuses is not sent"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -14,8 +14,10 @@ import msgspec
 
 from ..config import EncoderUse
 from ..fleet.view import WorkerView
-from ..fleet.worker import WorkerId
+from ..fleet.worker import Worker, WorkerId
 from ..media.items import MediaItem
+
+_NOT_TAKING = ("sglang", "trtllm")  # engines whose requests cannot say what an encoder told, as vLLM's can
 
 FEW_SHARE = 1 / 3
 """Of turns with media: if they are fewer, the median first token is one of a text, whoever waits for an encoder."""
@@ -78,6 +80,11 @@ class NamedEncoders(msgspec.Struct, frozen=True):
 
     encoders: tuple[WorkerView, ...]
     numbers: frozenset[int] | None = None  # of the items that are sent, from 0, counting each once; None: all
+
+
+def takes_embeddings(worker: Worker) -> bool:
+    """Whether a worker that is no E can use what an E has encoded."""
+    return worker.engine not in _NOT_TAKING
 
 
 def choose(

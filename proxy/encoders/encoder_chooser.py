@@ -15,12 +15,21 @@ from ..fleet.worker import Role, WorkerId
 from ..health.worker_health import WorkerHealth
 from ..media.items import MediaItem
 from ..openai.request import Endpoint, Request
-from .choosing import Choices, Consumer, EncoderRules, ItemDecision, NamedEncoders, as_named, choose, unnamed
+from .choosing import (
+    Choices,
+    Consumer,
+    EncoderRules,
+    ItemDecision,
+    NamedEncoders,
+    as_named,
+    choose,
+    takes_embeddings,
+    unnamed,
+)
 from .records import CACHE_TOKENS, ENCODER_CACHE_TOKENS, EmbeddingRecords
 
 NAMING = (Endpoint.CHAT, Endpoint.RESPONSES)
 """Where engines know media by the `uuid` of their parts. vLLM turns Messages into chat parts without one."""
-NOT_TAKING = ("sglang", "trtllm")  # engines whose requests cannot say what an encoder told, as vLLM's can
 
 
 class EncoderTurn(msgspec.Struct, frozen=True):
@@ -63,7 +72,7 @@ class EncoderChooser:
     def choose(self, turn: EncoderTurn) -> Choices | None:
         """None: the fleet has no encoder, or the worker that computes the prompt takes nothing of one."""
         media, consumer = turn.request.media, turn.consumer
-        if consumer.worker.engine in NOT_TAKING:
+        if not takes_embeddings(consumer.worker):
             return None
         is_naming = turn.request.endpoint in NAMING
         if turn.named is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from ...config import Mode
 from ...connectors import CONNECTORS, answers_alone, can_pair, missing_coordinates, takes_either_leg
 from ...connectors.prefill import engine_version
+from ...encoders.choosing import takes_embeddings
 from ...fleet.worker import PREFIX_CACHE, Role
 from ...health.probe import UNTRUSTED
 from .values import Facts, Finding, Level, WorkerFact
@@ -201,10 +202,19 @@ def decodes_keep_prefixes(facts: Facts) -> Iterator[Finding]:
 
 
 def encoders_have_consumers(facts: Facts) -> Iterator[Finding]:
-    """Embeddings are of a model, and only engines of one version are known to make the same ones."""
+    """Embeddings are of a model, and only engines of one version are known to make the same ones.
+
+    No E is asked for engines whose requests cannot say what it told.
+    """
     check = "encoders"
-    others = [fact for fact in facts.workers if fact.role is not Role.ENCODE]
+    all_others = [fact for fact in facts.workers if fact.role is not Role.ENCODE]
+    others = [fact for fact in all_others if takes_embeddings(fact.worker)]
     for fact in _of(facts, Role.ENCODE):
+        if all_others and not others:
+            engines = " and ".join(sorted({other.worker.engine for other in all_others}))
+            said = f"{fact.name} is never asked: P, D and R run {engines}, which take no embeddings of an E"
+            yield Finding(Level.WARN, check, said, "Stop it, or start P, D or R of vLLM.")
+            continue
         models, version = set(fact.worker.models), fact.worker.engine_version
         if models and all(other.worker.models for other in others) and not models & _models(others):
             said = f"{fact.name} serves {', '.join(sorted(models))}, which no other worker does"

@@ -226,6 +226,21 @@ def encoders_have_consumers(facts: Facts) -> Iterator[Finding]:
             yield Finding(Level.OK, check, f"{fact.name} encodes for {_names(others)}")
 
 
+def encoders_encode(facts: Facts) -> Iterator[Finding]:
+    check = "encoding"
+    for one in facts.encodings:
+        if one.status == 200:
+            told = "says where the embedding is" if one.tells else "does not say where the embedding is, as by files"
+            yield Finding(Level.OK, check, f"{one.worker} encoded an image in {one.seconds:.2f} s, and {told}")
+        elif one.status in (401, 403):
+            yield Finding(Level.SKIP, check, f"{one.worker} wants a key, which only the proxy has")
+        else:
+            why = one.error or f"it answered {one.status}"
+            level = Level.WARN if 400 <= one.status < 500 else Level.FAIL  # its model may take no images
+            remedy = "Read the end of its log. It must be an E of a model that takes images, sounds or videos."
+            yield Finding(level, check, f"{one.worker} did not encode a small image: {why}", remedy)
+
+
 def _of(facts: Facts, *roles: Role) -> tuple[WorkerFact, ...]:
     return tuple(fact for fact in facts.workers if fact.role in roles)
 

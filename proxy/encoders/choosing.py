@@ -16,6 +16,7 @@ from ..config import EncoderUse
 from ..fleet.view import WorkerView
 from ..fleet.worker import Worker, WorkerId
 from ..media.items import MediaItem
+from ..policy.placement import SlowStart
 
 _NOT_TAKING = ("sglang", "trtllm")  # engines whose requests cannot say what an encoder told, as vLLM's can
 
@@ -25,6 +26,9 @@ FEW_SHARE = 1 / 3
 
 PATIENCE = 4
 """Requests before a turn's own at E, for which it waits at most for the sake of others."""
+
+
+NO_SLOW_START = SlowStart(0.0, 0.0)
 
 
 class ItemDecision(StrEnum):
@@ -93,6 +97,7 @@ def choose(
     consumer: Consumer,
     rules: EncoderRules,
     has: Callable[[WorkerView, MediaItem], bool],
+    slow_start: SlowStart = NO_SLOW_START,
 ) -> Choices:
     """encoders: those that may be asked, of a turn whose media have names in engines.
 
@@ -107,7 +112,7 @@ def choose(
     asked = Counter[WorkerId]()
     by_encoder: dict[WorkerId, tuple[WorkerView, list[MediaItem]]] = {}
     for item in wanted:
-        view = _encoder(item, encoders, asked, has)
+        view = _encoder([each for each in encoders if has(each, item)] or encoders, asked, slow_start)
         if rules.use is EncoderUse.AUTO and not has(view, item) and _costs_more(view, consumer, len(wanted)):
             decisions[item.name] = ItemDecision.BUSY
             continue
@@ -158,15 +163,9 @@ def _is_small(item: MediaItem, rules: EncoderRules) -> bool:
     return 0 < item.pixels < rules.min_pixels or 0 < item.size_bytes < rules.min_bytes
 
 
-def _encoder(
-    item: MediaItem,
-    encoders: Sequence[WorkerView],
-    asked: Counter[WorkerId],
-    has: Callable[[WorkerView, MediaItem], bool],
-) -> WorkerView:
-    """One that has it, else the one with the fewest requests, this turn's included."""
-    holders = [view for view in encoders if has(view, item)]
-    return min(holders or encoders, key=lambda view: (view.requests + asked[view.id], view.name))
+def _encoder(encoders: Sequence[WorkerView], asked: Counter[WorkerId], slow_start: SlowStart) -> WorkerView:
+    """The one with the fewest requests, this turn's included. asked: items that this turn sends to each."""
+    return min(encoders, key=lambda view: ((1 + view.requests + asked[view.id]) / slow_start(view), view.name))
 
 
 def _costs_more(encoder: WorkerView, consumer: Consumer, items: int) -> bool:

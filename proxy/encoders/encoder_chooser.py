@@ -15,6 +15,7 @@ from ..fleet.worker import Role, WorkerId
 from ..health.worker_health import WorkerHealth
 from ..media.items import MediaItem
 from ..openai.request import Endpoint, Request
+from ..policy.placement import SlowStart
 from ..runtime.replicated import Replicated
 from .choosing import (
     Choices,
@@ -70,6 +71,7 @@ class EncoderChooser:
         self._rules = EncoderRules(
             config.encoder, config.encoder_batch, config.encoder_min_pixels, config.encoder_min_bytes
         )
+        self._warm_up_s = config.warm_up_s
         self._registry = registry
         self._health = health
         self._now = now
@@ -104,7 +106,8 @@ class EncoderChooser:
             beside=consumer.decoding + consumer.prefills,
             media_share=self._with_media.rate_rps(now_s) / max(1e-9, self._arrivals.turns.rate_rps(now_s)),
         )
-        return choose(media, able, seen, self._rules, self._on_encoders.holds)
+        slow_start = SlowStart(now_s, self._warm_up_s)
+        return choose(media, able, seen, self._rules, self._on_encoders.holds, slow_start)
 
     def until_computed(self, turn: EncoderTurn, decisions: Mapping[str, ItemDecision]) -> Callable[[bool], None]:
         """Books what the worker itself has to encode. The result ends that; it is told whether all went well."""

@@ -8,6 +8,8 @@ PLANE  := $(wildcard $(addprefix proxy/plane/,*.pyx *.pxd *.h */*.[ch])) # sourc
 JOBS   ?= 2
 PYTEST := $(BIN)/python -m pytest
 BESIDE := $(PYTEST) --numprocesses $(JOBS) --dist loadfile
+# Tests with sockets and processes wait for half of their time, so there is room for one more beside them.
+WAITING := $(PYTEST) --numprocesses $$(($(JOBS) + 1)) --dist loadfile
 # What waits for real processes has limits of time, which a machine with other guests may exceed: a wait that ran out is
 # tried once more, and named at the end. A wrong answer is not.
 PATIENT := --reruns 1 --only-rerun '^Timeout(Error|Expired)' -rR
@@ -33,8 +35,9 @@ demo: $(PLAYS)
 test: $(READY)
 	$(MAKE) --no-print-directory promtool redis check browser
 	$(BESIDE) -m "(hypothesis or slow) and not alone" $(QUICK)
-	$(BESIDE) $(PATIENT) --no-loadscope-reorder -m "(e2e or wheel) and not alone" --durations=25 --durations-min=5
-	$(BESIDE) $(PATIENT) --data-plane asgi $(CONFORMANCE)
+	$(WAITING) $(PATIENT) --no-loadscope-reorder -m "(e2e or wheel) and not alone" --durations=25 --durations-min=5 \
+		tests/test_wheel.py tests # the longest one first
+	$(WAITING) $(PATIENT) --data-plane asgi $(CONFORMANCE)
 	$(PYTEST) --reruns 1 -rR -m alone
 	$(MAKE) --no-print-directory sanitize
 	$(PYTEST) $(PATIENT) -m vllm
@@ -113,7 +116,8 @@ sanitize: $(READY)
 		$(BIN)/python -m build --outdir $(SANITIZED) . >$(SANITIZED)/log 2>&1 || { cat $(SANITIZED)/log; exit 1; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(SANITIZED)/packages $(SANITIZED)/*.whl
 	$(SANITIZING) -c 'from ppd.proxy.plane import poller; assert "/sanitized/" in poller.__file__'
-	$(SANITIZING) -m pytest -p no:schemathesis --data-plane native $(SANITIZE); failed=$$?; \
+	$(SANITIZING) -m pytest --numprocesses $(JOBS) --dist loadfile -p no:schemathesis --data-plane native $(SANITIZE); \
+		failed=$$?; \
 		cat $(SANITIZED)/report* 2>/dev/null && exit 1 || exit $$failed
 
 format: $(READY)

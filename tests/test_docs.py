@@ -1,4 +1,4 @@
-"""The README's tables say what the code does."""
+"""What the README and docs/ say is what the code does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ COVERAGE = (ROOT / "docs" / "coverage.md").read_text()
 
 
 def test_the_keys_of_the_config_are_those_that_the_proxy_reads() -> None:
-    assert with_tables(README) == README, "run: python -m ppd.proxy.config.reference README.md"
+    page = DOCS / "configuration.md"
+    assert with_tables(page.read_text()) == page.read_text(), f"run: python -m ppd.proxy.config.reference {page}"
 
 
 def test_the_failure_table_is_the_one_that_the_proxy_reads() -> None:
@@ -36,6 +37,16 @@ def test_the_failure_table_is_the_one_that_the_proxy_reads() -> None:
 def test_every_command_is_in_the_readme() -> None:
     for name in COMMANDS:
         assert f"`ppd {name}" in README, name
+
+
+def test_the_readmes_figures_are_those_of_the_records() -> None:
+    recorded = (ROOT / "benchmarks" / "results" / "policies" / "policies.md").read_text()
+    rows = re.findall(r"^\| (the best other mode|`always_local`).* \| ([\d.]+) \| ([\d.]+) \|$", README, re.MULTILINE)
+    assert len(rows) == 2
+    for other, at_98, at_90 in rows:
+        name = other.strip("`").replace("other mode", "other of each cell")
+        for share, figure in (("0.98", at_98), ("0.9", at_90)):
+            assert f"| traces: {name} | 18 | 25ms@{share} | {figure} |" in recorded
 
 
 def test_links_between_documents_lead_somewhere() -> None:

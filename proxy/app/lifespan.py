@@ -10,8 +10,9 @@ from functools import partial
 
 from ..assembly import Proxy
 from ..connectors import missing_coordinates
+from ..encoders.choosing import takes_embeddings
 from ..fleet.view import WorkerView
-from ..fleet.worker import Source, Worker, WorkerId
+from ..fleet.worker import Role, Source, Worker, WorkerId
 from ..laws.accuracy import TURNS, Subject
 from ..runtime.tasks import Background
 
@@ -77,6 +78,7 @@ class FleetWatch:
         self._known = self._snapshot()  # workers known at the start are no change
         self._silent: set[WorkerId] = set()  # dropped since the last look
         self._laws = LawsWatch(proxy)
+        self._unasked: set[WorkerId] = set()  # E that are known to encode for nobody
 
     async def run(self) -> None:
         while True:
@@ -135,6 +137,18 @@ class FleetWatch:
                 log.warning("worker %s %s: takes no part in a SPLIT, as it does not tell its %s", name, worker, missing)
         self._known = seen
         self._silent.clear()
+        self._note_unasked(leads)
+
+    def _note_unasked(self, leads: bool) -> None:
+        """E of a fleet whose other engines all take nothing of one."""
+        views = self._proxy.state.registry.views()
+        others = [view.worker for view in views if view.role is not Role.ENCODE]
+        is_needless = bool(others) and not any(map(takes_embeddings, others))
+        unasked = {view.id: view for view in views if is_needless and view.role is Role.ENCODE and view.state == "up"}
+        for worker in unasked.keys() - self._unasked:
+            text = "worker %s %s: is never asked, as the engines of P, D and R take no embeddings of an E"
+            log.log(logging.WARNING if leads else logging.DEBUG, text, unasked[worker].name, worker)
+        self._unasked = set(unasked)
 
     def _named(self, worker: WorkerId, state: str) -> str:
         why = self._proxy.prober.failing.get(worker, "")

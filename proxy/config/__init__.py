@@ -1,7 +1,8 @@
 """The proxy's settings: one frozen dataclass, checked once, built from a TOML file and flags.
 
 To add a key, add a field to `ProxyConfig` in `keys.py`: its type, default, and what it is for. Its checks, its flag and
-help, its row in the README (`python -m ppd.proxy.config.reference README.md`) and its part of the JSON Schema follow.
+help, its row in docs/configuration.md (`python -m ppd.proxy.config.reference docs/configuration.md`) and its part of
+the JSON Schema follow.
 """
 
 from .addresses import ANY_ORIGIN, is_loopback

@@ -1,8 +1,8 @@
-"""What the keys are, for readers: the README's tables, and a JSON Schema for editors.
+"""What the keys are, for readers: the tables of docs/configuration.md, and a JSON Schema for editors.
 
-    python -m ppd.proxy.config.reference README.md
+    python -m ppd.proxy.config.reference docs/configuration.md
 
-writes the tables between the README's markers.
+writes the tables between the page's markers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def as_markdown() -> str:
 def _row(key: Key) -> str:
     default = json.dumps(msgspec.to_builtins(key.default))
     text = key.text + (f"; one of {', '.join(f'`{one}`' for one in key.choices)}" if _hides_choices(key) else "")
-    text = re.sub(r"\b((?:docs|tables)/[\w-]+\.md)\b", r"[\1](\1)", text.replace("|", r"\|"))
+    text = re.sub(r"\bdocs/([\w-]+\.md)\b", r"[\1](\1)", text.replace("|", r"\|"))
+    text = re.sub(r"\btables/[\w-]+\.md\b", r"[\g<0>](../\g<0>)", text)
     return f"| `{key.name}`{' *' if key.is_live else ''} | `{default}` | {text} |\n"
 
 

@@ -29,6 +29,7 @@ from .trtllm import TrtLlm, TrtLlmGenerationFirst
 
 __all__ = [
     "CONNECTORS",
+    "UNSPLIT",
     "Connector",
     "answers_alone",
     "can_pair",
@@ -36,7 +37,7 @@ __all__ = [
     "missing_coordinates",
     "plain_leg",
     "reads_back",
-    "splits_responses",
+    "splits",
     "takes_either_leg",
     "usual_connector",
     "usual_engine",
@@ -74,8 +75,8 @@ class Connector(Protocol):
         """Whether D looks for the prompt's KV by content, and computes what it does not find."""
 
     @property
-    def splits_responses(self) -> bool:
-        """Whether its legs can carry a turn of `/v1/responses`, where vLLM reads no X-Request-Id."""
+    def endpoints(self) -> frozenset[Endpoint]:
+        """Those whose turns its legs can carry."""
 
     def new_key(self) -> str:
         """What both legs of an attempt carry, never the same twice; empty where they need nothing in common."""
@@ -109,6 +110,12 @@ CONNECTORS: MappingProxyType[str, Connector] = MappingProxyType(
         )
     }
 )
+
+UNSPLIT: Mapping[Endpoint, frozenset[str]] = {
+    endpoint: frozenset(name for name, connector in CONNECTORS.items() if endpoint not in connector.endpoints)
+    for endpoint in Endpoint
+}
+"""The connectors that cannot split a turn of an endpoint."""
 
 _ENGINES = {SGLang.name: "sglang", TrtLlm.name: "trtllm", TrtLlmGenerationFirst.name: "trtllm"}  # others: vllm
 _USUAL = {"sglang": SGLang.name, "trtllm": TrtLlm.name}
@@ -157,9 +164,9 @@ def missing_coordinates(worker: Worker) -> tuple[str, ...]:
     return tuple(sorted(needed.difference(worker.coordinates)))
 
 
-def splits_responses(worker: Worker) -> bool:
-    connector = CONNECTORS.get(worker.connector)
-    return connector is not None and connector.splits_responses
+def splits(worker: Worker | PairingKind, endpoint: Endpoint) -> bool:
+    """Whether its connector can split a turn of this endpoint. An unknown one is not judged: it pairs with nobody."""
+    return worker.connector not in UNSPLIT[endpoint]
 
 
 def goes_by_address(name: str) -> bool:

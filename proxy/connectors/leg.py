@@ -20,6 +20,9 @@ REQUEST_ID = "X-Request-Id"
 # Members that are never forwarded.
 # * The transfer members hold peers' addresses and block ids. From a client they can hang a request, read another
 #   tenant's KV, open connections to any host, or kill the engine: only connectors write them.
+# * The ranks (SGLang's) would have one client choose where in an engine it and what it displaces are computed; by
+#   TensorRT-LLM's `conversation_params` and SGLang's `routing_key` engines choose by a name that any client may give.
+# * `session_params` goes on with a conversation that SGLang keeps: anybody's whose name is known, and by its `rid`.
 # * `prompt_token_ids` would take the place of the messages by which the turn is routed; TensorRT-LLM's D gets them.
 # * `request_id` would name the request inside the engine. vLLM prefers the header, but /v1/responses reads no header,
 #   and P2pNccl takes its peers' addresses from that name. The proxy sets its own where a tenant's responses are stored.
@@ -29,7 +32,8 @@ PRIVATE = frozenset(
     {
         *("kv_transfer_params", "ec_transfer_params", "disaggregated_params", "transfer_id"),
         *("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "disagg_prefill_dp_rank"),
-        *("prompt_token_ids", "prompt_token_ids_b64"),
+        *("routed_dp_rank", "data_parallel_rank", "decode_tp_size", "conversation_params", "routing_key"),
+        *("session_params", "prompt_token_ids", "prompt_token_ids_b64"),
         *("request_id", "rid", "conversation_id"),
     }
 )
@@ -39,12 +43,13 @@ _XARGS = "vllm_xargs"
 _HIDDEN = ("kv_transfer_params", "ec_transfer_params")
 
 # What clients say to this proxy, and it to vLLM, that another engine refuses or takes for something else.
-# * In SGLang a higher `priority` is served first, and an engine without priorities may refuse it.
+# * In SGLang a higher `priority` is served first, and an engine without priorities may refuse it. `input_ids` would
+#   take the place of a chat's messages, as `prompt_token_ids` do.
 # * TensorRT-LLM refuses each member that it does not know. Its `priority` lies between 0 and 1, and it takes a
 #   `cache_salt` in chats alone.
 _UNTAKEN: Mapping[str, frozenset[str]] = MappingProxyType(
     {
-        "sglang": frozenset(("priority",)),
+        "sglang": frozenset(("priority", "input_ids")),
         "trtllm": frozenset(("priority", "session_id", "prompt_cache_key", _XARGS)),
     }
 )

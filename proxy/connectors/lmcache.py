@@ -27,7 +27,7 @@ class LMCache:
     coordinates = MappingProxyType({"receiver_host": HOST, **dict.fromkeys(_PORTS, PORT)})  # D's
     decodes_alone = True
     finds_by_content = True
-    splits_responses = True
+    endpoints = frozenset(Endpoint)
     takes_either_leg = False
 
     def new_key(self) -> str:

@@ -38,7 +38,7 @@ class Mooncake:
     takes_either_leg = False
     decodes_alone = True
     finds_by_content = False
-    splits_responses = True
+    endpoints = frozenset(Endpoint)
 
     def new_key(self) -> str:
         return f"xfer-{uuid.uuid4()}"

@@ -54,7 +54,7 @@ class MoRIIO:
     takes_either_leg = False
     decodes_alone = True
     finds_by_content = False
-    splits_responses = True
+    endpoints = frozenset(Endpoint)
 
     def new_key(self) -> str:
         return secrets.token_hex(16)

@@ -91,7 +91,7 @@ class Nixl:
     coordinates = MappingProxyType({READS_BACK: YES, KEPT_S: COUNT})
     decodes_alone = True
     finds_by_content = False
-    splits_responses = True
+    endpoints = frozenset(Endpoint)
     takes_either_leg = True
 
     def new_key(self) -> str:

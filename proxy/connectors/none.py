@@ -15,7 +15,7 @@ class NoConnector:
     coordinates = NO_COORDINATES
     decodes_alone = True
     finds_by_content = True
-    splits_responses = True
+    endpoints = frozenset(Endpoint)
     takes_either_leg = False  # an R may have no part in the store
 
     def new_key(self) -> str:

@@ -26,7 +26,7 @@ class OffloadP2p:
     takes_either_leg = False
     decodes_alone = True
     finds_by_content = True
-    splits_responses = True
+    endpoints = frozenset(Endpoint)
 
     def new_key(self) -> str:
         return str(uuid.uuid4())

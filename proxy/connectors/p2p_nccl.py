@@ -32,7 +32,7 @@ class P2pNccl:
     takes_either_leg = False
     decodes_alone = True
     finds_by_content = False
-    splits_responses = False
+    endpoints = frozenset(Endpoint) - {Endpoint.RESPONSES}  # where vLLM reads no X-Request-Id
 
     def new_key(self) -> str:
         return secrets.token_hex(16)

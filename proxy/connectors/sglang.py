@@ -15,7 +15,7 @@ import msgspec
 
 from ..fleet.worker import PREFIX_CACHE, Role, Worker
 from ..openai.body_members import encoded
-from ..openai.request import Endpoint, Fields
+from ..openai.request import CHOOSING, Endpoint, Fields
 from .coordinates import HOST, PORT, SWITCH
 from .leg import Finished, Handoff, LegOrder, LegRequest, NoHandoff, Pair, answering_fields, counts_of, leg
 
@@ -33,7 +33,7 @@ class SGLang:
     takes_either_leg = False
     decodes_alone = False
     finds_by_content = False
-    splits_responses = False
+    endpoints = frozenset(CHOOSING)  # elsewhere SGLang takes no room
 
     def new_key(self) -> str:
         return str(secrets.randbits(ROOM_BITS))

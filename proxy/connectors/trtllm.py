@@ -20,19 +20,7 @@ from ..openai.answer_shapes import body_usage
 from ..openai.body_members import decoded, encoded, without_nan
 from ..openai.request import CHOOSING, Endpoint, Fields
 from .coordinates import ENDPOINT, RANK, SWITCH
-from .leg import (
-    Finished,
-    Handoff,
-    LegOrder,
-    LegRequest,
-    NoHandoff,
-    Pair,
-    answering_fields,
-    counts_of,
-    leg,
-    taken_fields,
-)
-from .prefill import engine_version, prefill_fields
+from .leg import Finished, Handoff, LegOrder, LegRequest, NoHandoff, Pair, answering_fields, counts_of, leg
 
 ENGINE = "trtllm"
 PARAMS = "disaggregated_params"
@@ -63,7 +51,7 @@ class TrtLlm:
     takes_either_leg = False
     decodes_alone = True
     finds_by_content = False
-    splits_responses = True
+    endpoints = frozenset(CHOOSING)  # elsewhere TensorRT-LLM takes no parameters
 
     def new_key(self) -> str:
         return _new_id()
@@ -112,7 +100,7 @@ class TrtLlmGenerationFirst:
     takes_either_leg = False
     decodes_alone = True
     finds_by_content = False
-    splits_responses = True
+    endpoints = frozenset(CHOOSING)  # elsewhere TensorRT-LLM takes no parameters
 
     def new_key(self) -> str:
         return _new_id()
@@ -129,17 +117,16 @@ class TrtLlmGenerationFirst:
     ) -> LegRequest:
         told = pair.prefill.coordinates
         body = answering_fields(endpoint, fields, ENGINE)
-        if endpoint in CHOOSING:
-            body[PARAMS] = encoded(
-                {
-                    "request_type": "generation_only",
-                    "schedule_style": GENERATION_FIRST,
-                    "disagg_request_id": int(pair.key),
-                    "ctx_request_id": int(pair.key),
-                    "ctx_info_endpoint": told["ctx_info_endpoint"],
-                    "ctx_dp_rank": int(told["ctx_dp_rank"]) if "ctx_dp_rank" in told else None,  # None: any
-                }
-            )
+        body[PARAMS] = encoded(
+            {
+                "request_type": "generation_only",
+                "schedule_style": GENERATION_FIRST,
+                "disagg_request_id": int(pair.key),
+                "ctx_request_id": int(pair.key),
+                "ctx_info_endpoint": told["ctx_info_endpoint"],
+                "ctx_dp_rank": int(told["ctx_dp_rank"]) if "ctx_dp_rank" in told else None,  # None: any
+            }
+        )
         return leg(endpoint, body, leg_id, fields)
 
 
@@ -177,9 +164,7 @@ def _new_id() -> str:
 
 
 def _context(endpoint: Endpoint, fields: Fields, pair: Pair, **style: int) -> Fields:
-    """P's body: D's, as what bears on the first token stays. Only chat and completions take the parameters."""
-    if endpoint not in CHOOSING:
-        return taken_fields(endpoint, prefill_fields(endpoint, fields, engine_version("")), ENGINE)
+    """P's body: D's, as what bears on the first token stays."""
     body = {**answering_fields(endpoint, fields, ENGINE), "stream": encoded(False)}
     body.pop("stream_options", None)
     body[PARAMS] = encoded({"request_type": "context_only", "disagg_request_id": int(pair.key), **style})

@@ -14,8 +14,11 @@ import msgspec
 
 from ..config import EncoderUse
 from ..fleet.view import WorkerView
-from ..fleet.worker import WorkerId
+from ..fleet.worker import Worker, WorkerId
 from ..media.items import MediaItem
+from ..policy.placement import SlowStart
+
+_NOT_TAKING = ("sglang", "trtllm")  # engines whose requests cannot say what an encoder told, as vLLM's can
 
 FEW_SHARE = 1 / 3
 """Of turns with media: if they are fewer, the median first token is one of a text, whoever waits for an encoder."""
@@ -25,10 +28,14 @@ PATIENCE = 4
 """Requests before a turn's own at E, for which it waits at most for the sake of others."""
 
 
+NO_SLOW_START = SlowStart(0.0, 0.0)
+
+
 class ItemDecision(StrEnum):
     """What becomes of one item. In `auto` the first that holds counts, in this order."""
 
     NEVER = "never"  # by the config
+    UNNAMED = "unnamed"  # engines do not hear its name, so what E has encoded would not be found: Messages
     ABSENT = "absent"  # no E takes turns of this model now
     HELD = "held"  # the worker has the embedding
     PREFIX = "prefix"  # the worker has the KV of its tokens
@@ -79,14 +86,23 @@ class NamedEncoders(msgspec.Struct, frozen=True):
     numbers: frozenset[int] | None = None  # of the items that are sent, from 0, counting each once; None: all
 
 
+def takes_embeddings(worker: Worker) -> bool:
+    """Whether a worker that is no E can use what an E has encoded."""
+    return worker.engine not in _NOT_TAKING
+
+
 def choose(
     items: Sequence[MediaItem],
     encoders: Sequence[WorkerView],
     consumer: Consumer,
     rules: EncoderRules,
     has: Callable[[WorkerView, MediaItem], bool],
+    slow_start: SlowStart = NO_SLOW_START,
 ) -> Choices:
-    """encoders: those that may be asked; has: whether an E is believed to have an item's embedding."""
+    """encoders: those that may be asked, of a turn whose media have names in engines.
+
+    has: whether an E is believed to have an item's embedding.
+    """
     unique = {item.name: item for item in items}
     first_unit = {item.name: item.unit for item in reversed(items)}  # later ones find it encoded
     decisions = {
@@ -96,7 +112,7 @@ def choose(
     asked = Counter[WorkerId]()
     by_encoder: dict[WorkerId, tuple[WorkerView, list[MediaItem]]] = {}
     for item in wanted:
-        view = _encoder(item, encoders, asked, has)
+        view = _encoder([each for each in encoders if has(each, item)] or encoders, asked, slow_start)
         if rules.use is EncoderUse.AUTO and not has(view, item) and _costs_more(view, consumer, len(wanted)):
             decisions[item.name] = ItemDecision.BUSY
             continue
@@ -105,6 +121,12 @@ def choose(
     return Choices(
         decisions, [batch for view, mine in by_encoder.values() for batch in _batches(view, mine, rules.batch)]
     )
+
+
+def unnamed(items: Sequence[MediaItem], rules: EncoderRules) -> Choices:
+    """Of a turn whose media have no names in engines."""
+    decision = ItemDecision.NEVER if rules.use is EncoderUse.NEVER else ItemDecision.UNNAMED
+    return Choices(dict.fromkeys((item.name for item in items), decision), [])
 
 
 def as_named(items: Sequence[MediaItem], named: NamedEncoders, batch: int) -> Choices:
@@ -141,15 +163,9 @@ def _is_small(item: MediaItem, rules: EncoderRules) -> bool:
     return 0 < item.pixels < rules.min_pixels or 0 < item.size_bytes < rules.min_bytes
 
 
-def _encoder(
-    item: MediaItem,
-    encoders: Sequence[WorkerView],
-    asked: Counter[WorkerId],
-    has: Callable[[WorkerView, MediaItem], bool],
-) -> WorkerView:
-    """One that has it, else the one with the fewest requests, this turn's included."""
-    holders = [view for view in encoders if has(view, item)]
-    return min(holders or encoders, key=lambda view: (view.requests + asked[view.id], view.name))
+def _encoder(encoders: Sequence[WorkerView], asked: Counter[WorkerId], slow_start: SlowStart) -> WorkerView:
+    """The one with the fewest requests, this turn's included. asked: items that this turn sends to each."""
+    return min(encoders, key=lambda view: ((1 + view.requests + asked[view.id]) / slow_start(view), view.name))
 
 
 def _costs_more(encoder: WorkerView, consumer: Consumer, items: int) -> bool:

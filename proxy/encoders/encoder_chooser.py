@@ -1,4 +1,4 @@
-"""Chooses the encoders of turns, by what this process knows of the fleet, and records what engines have since."""
+"""Chooses the encoders of turns, by what the proxy knows of the fleet, and records what engines have since."""
 
 from __future__ import annotations
 
@@ -14,11 +14,24 @@ from ..fleet.view import WorkerView
 from ..fleet.worker import Role, WorkerId
 from ..health.worker_health import WorkerHealth
 from ..media.items import MediaItem
-from ..openai.request import Request
-from .choosing import Choices, Consumer, EncoderRules, ItemDecision, NamedEncoders, as_named, choose
-from .records import CACHE_TOKENS, ENCODER_CACHE_TOKENS, EmbeddingRecords
+from ..openai.request import Endpoint, Request
+from ..policy.placement import SlowStart
+from ..runtime.replicated import Replicated
+from .choosing import (
+    Choices,
+    Consumer,
+    EncoderRules,
+    ItemDecision,
+    NamedEncoders,
+    as_named,
+    choose,
+    takes_embeddings,
+    unnamed,
+)
+from .records import CACHE_TOKENS, ENCODER_CACHE_TOKENS, EmbeddingRecords, Embeddings
 
-NOT_TAKING = ("sglang", "trtllm")  # engines whose requests cannot say what an encoder told, as vLLM's can
+NAMING = (Endpoint.CHAT, Endpoint.RESPONSES)
+"""Where engines know media by the `uuid` of their parts. vLLM turns Messages into chat parts without one."""
 
 
 class EncoderTurn(msgspec.Struct, frozen=True):
@@ -32,6 +45,13 @@ class EncoderTurn(msgspec.Struct, frozen=True):
     started_s: float  # the turn's arrival
     is_first: bool = True  # no other attempt of the turn has come to its encoders
     named: NamedEncoders | None = None  # None: this process chooses
+
+
+class ItemsToEncode(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How many items a worker that is no E has to encode now for one process's turns."""
+
+    worker: WorkerId
+    items: int
 
 
 class EncoderChooser:
@@ -51,56 +71,100 @@ class EncoderChooser:
         self._rules = EncoderRules(
             config.encoder, config.encoder_batch, config.encoder_min_pixels, config.encoder_min_bytes
         )
+        self._warm_up_s = config.warm_up_s
         self._registry = registry
         self._health = health
         self._now = now
         self._on_encoders = EmbeddingRecords(ENCODER_CACHE_TOKENS)
         self._on_others = EmbeddingRecords(CACHE_TOKENS)
         self._encoding = Counter[WorkerId]()  # items that other workers than encoders have to encode now
+        self._elsewhere: dict[int, Counter[WorkerId]] = {}  # the same for turns of other processes, by process
+        self.replicated: Replicated[Embeddings | ItemsToEncode] | None = None
 
     def choose(self, turn: EncoderTurn) -> Choices | None:
         """None: the fleet has no encoder, or the worker that computes the prompt takes nothing of one."""
         media, consumer = turn.request.media, turn.consumer
-        if consumer.worker.engine in NOT_TAKING:
+        if not takes_embeddings(consumer.worker):
             return None
+        is_naming = turn.request.endpoint in NAMING
         if turn.named is not None:
-            return as_named(media, turn.named, self._rules.batch)
+            return as_named(media, turn.named, self._rules.batch) if is_naming else unnamed(media, self._rules)
         encoders = [view for view in self._registry.views() if view.role is Role.ENCODE]
         if not encoders:
             return None
         now_s = self._now()
-        blocked = self._health.breakers.blocked(now_s)
         if turn.is_first:  # as turns are counted
             self._with_media.count(now_s, self._processes)
+        if not is_naming:
+            return unnamed(media, self._rules)
+        blocked = self._health.breakers.blocked(now_s)
         able = [view for view in encoders if view.takes_turns(turn.request.model) and view.id not in blocked]
         seen = Consumer(
             holds=lambda item: self._on_others.holds(consumer, item),
             held_units=turn.held_units,
-            encoding=self._encoding[consumer.id],
+            encoding=self._encoding[consumer.id] + sum(each[consumer.id] for each in self._elsewhere.values()),
             beside=consumer.decoding + consumer.prefills,
             media_share=self._with_media.rate_rps(now_s) / max(1e-9, self._arrivals.turns.rate_rps(now_s)),
         )
-        return choose(media, able, seen, self._rules, self._on_encoders.holds)
+        slow_start = SlowStart(now_s, self._warm_up_s)
+        return choose(media, able, seen, self._rules, self._on_encoders.holds, slow_start)
 
     def until_computed(self, turn: EncoderTurn, decisions: Mapping[str, ItemDecision]) -> Callable[[bool], None]:
         """Books what the worker itself has to encode. The result ends that; it is told whether all went well."""
         spared = (ItemDecision.ENCODED, ItemDecision.HELD, ItemDecision.PREFIX)
         here = sum(decision not in spared for decision in decisions.values())
         consumer, media = turn.consumer, turn.request.media
-        self._encoding[consumer.id] += here
+        self._count(consumer.id, here)
 
         def computed(well: bool) -> None:
-            self._encoding[consumer.id] -= here
-            if not self._encoding[consumer.id]:
-                del self._encoding[consumer.id]
-            if well:  # what lies in a prefix was not needed
-                used = (item for item in media if decisions[item.name] is not ItemDecision.PREFIX)
-                self._on_others.add(consumer, used)
+            self._count(consumer.id, -here)
+            if well:  # what lies in a prefix was not needed, and of what has no name there the name says nothing
+                others = (ItemDecision.PREFIX, ItemDecision.UNNAMED)
+                used = (item for item in media if decisions[item.name] not in others)
+                self._tell(self._on_others.add(consumer, used))
 
         return computed
 
     def encoded(self, view: WorkerView, items: Iterable[MediaItem]) -> None:
-        self._on_encoders.add(view, items)
+        self._tell(self._on_encoders.add(view, items))
+
+    def _count(self, worker: WorkerId, items: int) -> None:
+        if not items:
+            return
+        self._encoding[worker] += items
+        self._tell(ItemsToEncode(worker, self._encoding[worker]))
+        if not self._encoding[worker]:
+            del self._encoding[worker]
+
+    def _tell(self, news: Embeddings | ItemsToEncode) -> None:
+        if self.replicated is not None:
+            self.replicated.changed(news)
+
+    # -- other processes
+
+    def take(self, found: Embeddings) -> None:
+        """What another process has had encoded, or sent."""
+        view = self._registry.view(found.worker)
+        if view is not None:
+            (self._on_encoders if view.role is Role.ENCODE else self._on_others).take(found)
+
+    def count_elsewhere(self, process: int, count: ItemsToEncode) -> None:
+        counts = self._elsewhere.setdefault(process, Counter())
+        counts[count.worker] = count.items
+        if not count.items:
+            del counts[count.worker]
+
+    def forget(self, process: int) -> None:
+        """Its turns are gone."""
+        self._elsewhere.pop(process, None)
+
+    def embeddings(self) -> list[Embeddings]:
+        """All that is known, for a process that has just started."""
+        return [*self._on_encoders.all(), *self._on_others.all()]
+
+    def to_encode(self) -> list[ItemsToEncode]:
+        """For turns of this process."""
+        return [ItemsToEncode(worker, items) for worker, items in self._encoding.items()]
 
 
 def as_text(media: Sequence[MediaItem], decisions: Mapping[str, ItemDecision]) -> list[str]:

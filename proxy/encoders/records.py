@@ -1,9 +1,11 @@
-"""Which embeddings each engine is believed to have, by what this process sent and had encoded there. Pure."""
+"""Which embeddings each engine is believed to have, by what the proxy sent and had encoded there. Pure."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+
+import msgspec
 
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
@@ -23,6 +25,14 @@ def tokens_of(item: MediaItem) -> int:
     return max(LEAST_TOKENS, item.pixels // PIXELS_A_TOKEN) if item.pixels else UNKNOWN_TOKENS
 
 
+class Embeddings(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What an engine has encoded or loaded, or used again."""
+
+    worker: WorkerId
+    incarnation: str
+    items: list[tuple[str, int]]  # names and tokens, the latest last
+
+
 class EmbeddingRecords:
     """Of each engine a cache as its own evicts: the least recently used items go first. A new incarnation has none."""
 
@@ -34,16 +44,26 @@ class EmbeddingRecords:
         cache = self._caches.get(view.id)
         return cache is not None and cache.incarnation == view.incarnation and item.name in cache.items
 
-    def add(self, view: WorkerView, items: Iterable[MediaItem]) -> None:
-        """The engine has encoded or loaded these, or used them again."""
-        cache = self._caches.get(view.id)
-        if cache is None or cache.incarnation != view.incarnation:
-            cache = self._caches[view.id] = _Cache(view.incarnation)
-        self._caches.move_to_end(view.id)
+    def add(self, view: WorkerView, items: Iterable[MediaItem]) -> Embeddings:
+        """The engine has encoded or loaded these, or used them again: the result tells other processes so."""
+        found = Embeddings(view.id, view.incarnation, [(item.name, tokens_of(item)) for item in items])
+        self.take(found)
+        return found
+
+    def take(self, found: Embeddings) -> None:
+        cache = self._caches.get(found.worker)
+        if cache is None or cache.incarnation != found.incarnation:
+            cache = self._caches[found.worker] = _Cache(found.incarnation)
+        self._caches.move_to_end(found.worker)
         if len(self._caches) > WORKERS_KEPT:
             self._caches.popitem(last=False)
-        for item in items:
-            cache.add(item.name, tokens_of(item), self._capacity_tokens)
+        for name, tokens in found.items:
+            cache.add(name, tokens, self._capacity_tokens)
+
+    def all(self) -> list[Embeddings]:
+        return [
+            Embeddings(worker, cache.incarnation, list(cache.items.items())) for worker, cache in self._caches.items()
+        ]
 
 
 class _Cache:

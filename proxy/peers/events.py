@@ -12,6 +12,8 @@ from __future__ import annotations
 import msgspec
 
 from ..beliefs.held import BookLessons, CacheFound, LegOutcome, SentLeg
+from ..encoders.encoder_chooser import ItemsToEncode
+from ..encoders.records import Embeddings
 from ..fleet.ledger import Use
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
@@ -157,6 +159,18 @@ class HabitsLearned(Event, tag="habits"):
     habits: ModelHabits
 
 
+class EmbeddingsHeld(Event, tag="embeddings"):
+    """What an engine has encoded or loaded: see `EncoderChooser.take`."""
+
+    found: Embeddings
+
+
+class EncodingCounted(Event, tag="encoding"):
+    """What a worker has to encode for turns of the sender: see `EncoderChooser.count_elsewhere`."""
+
+    count: ItemsToEncode
+
+
 class UseChanged(Event, tag="use"):
     """What the legs of process `by` do on one worker."""
 
@@ -298,6 +312,8 @@ AnyEvent = (
     | LawsLearned
     | HabitSeen
     | HabitsLearned
+    | EmbeddingsHeld
+    | EncodingCounted
     | SessionLearned
     | SessionDropped
     | UseChanged

@@ -9,6 +9,8 @@ from itertools import islice, takewhile
 from typing import Any, Generic, ParamSpec, Protocol
 
 from ..beliefs.held import BookNews, CacheFound, LegOutcome, SentLeg
+from ..encoders.encoder_chooser import ItemsToEncode
+from ..encoders.records import Embeddings
 from ..fleet.registry import WorkerChange
 from ..fleet.worker import WorkerId
 from ..laws.forecasts import Habit
@@ -21,6 +23,8 @@ from .channels import Member
 from .events import (
     BookLearned,
     CacheSeen,
+    EmbeddingsHeld,
+    EncodingCounted,
     EstimatesLearned,
     Event,
     HabitSeen,
@@ -88,6 +92,7 @@ class TurnReplication:
         state.laws.replicated = Copies(catch_up, self._laws_told)
         state.forecasts.replicated = Copies(catch_up, self._habit_seen)
         state.arrivals.replicated = Copies(catch_up, self._turn_arrived)
+        state.encoders.replicated = Copies(catch_up, self._media_encoded)
 
     # -- sending
 
@@ -128,6 +133,9 @@ class TurnReplication:
     def _habit_seen(self, habit: Habit) -> None:
         self._channels.queue(HabitSeen(habit))
 
+    def _media_encoded(self, news: Embeddings | ItemsToEncode) -> None:
+        self._channels.queue(EmbeddingsHeld(news) if isinstance(news, Embeddings) else EncodingCounted(news))
+
     def _turn_arrived(self, opens: bool) -> None:
         self._turns_arrived += 1
         self._conversations_arrived += opens
@@ -151,7 +159,11 @@ class TurnReplication:
         registry = self._state.registry
         uses = [(view.id, registry.use(view.id)) for view in registry.views()]
         used = [UseChanged(self._member.index, worker, copy(use)) for worker, use in uses if use is not None]
-        return [*used, LegsUnderWay(self._state.beliefs.legs())]
+        return [
+            *used,
+            LegsUnderWay(self._state.beliefs.legs()),
+            *map(EncodingCounted, self._state.encoders.to_encode()),
+        ]
 
     def snapshot(self) -> Iterator[list[Event]]:
         """All that this process knows, in batches; what changes between two of them is sent as a change."""
@@ -163,6 +175,7 @@ class TurnReplication:
         yield [RepliesLearned(case, score) for case, score in state.sessions.rendered.scores()]
         yield [LawsLearned(state.laws.lessons())]
         yield [HabitsLearned(habits) for habits in state.forecasts.habits()]
+        yield [EmbeddingsHeld(found) for found in state.encoders.embeddings()]
         yield [UseChanged(process, worker, use) for process, worker, use in state.registry.others()]
         sessions = self._sessions_to_send()
         while batch := list(islice(sessions, BATCH_SESSIONS)):
@@ -184,6 +197,7 @@ class TurnReplication:
         """Its predecessor's turns are gone."""
         self._state.registry.ended(process)
         self._state.beliefs.adopt_legs((), process)
+        self._state.encoders.forget(process)
 
     def appliers(self) -> Appliers:
         state, now, beliefs = self._state, self._state.now, self._state.beliefs
@@ -207,6 +221,8 @@ class TurnReplication:
             LawsLearned: lambda _, event: state.laws.adopt(event.lessons, now()),
             HabitSeen: lambda _, event: state.forecasts.take(event.habit),
             HabitsLearned: lambda _, event: state.forecasts.adopt(event.habits),
+            EmbeddingsHeld: lambda _, event: state.encoders.take(event.found),
+            EncodingCounted: lambda sender, event: state.encoders.count_elsewhere(sender, event.count),
             TurnsArrived: lambda _, event: state.arrivals.adopt(
                 now(), turns=event.turns, conversations=event.conversations
             ),

@@ -10,11 +10,20 @@ import msgspec
 from msgspec.structs import replace
 
 from ..config import Mode, StageOrder
-from ..connectors import answers_alone, can_pair, missing_coordinates, reads_back, splits_responses, takes_either_leg
+from ..connectors import (
+    UNSPLIT,
+    answers_alone,
+    can_pair,
+    missing_coordinates,
+    reads_back,
+    splits,
+    takes_either_leg,
+)
 from ..errors import AllBusy, AllDown, NoWorkerError
 from ..fleet.order import full_workers, of_workers, pairing_kinds, without
 from ..fleet.view import Fleet, WorkerView, check_model
 from ..fleet.worker import PairId, Role, WorkerId
+from ..openai.request import Endpoint
 from .decision import Rules, Turn
 from .placement import SlowStart, holds_most, own_worker, pick_decode, pick_prefill
 
@@ -186,7 +195,7 @@ def find_candidates(
         missed = (view for view in fleet.views.values() if view.role is Role.PREFILL and view.is_missed(turn.model))
         if not fleet.prefills and next(missed, None) is not None:
             raise AllDown(f"every P that serves model {turn.model!r} is down")
-    able = [view for view in prefills if splits_responses(view.worker)] if turn.is_response else prefills
+    able = _splitting(prefills, turn.endpoint) if UNSPLIT[turn.endpoint] else prefills
     # None answers a Response, which a later turn may name, and be sent to a D.
     if not (decodes or replicas or turn.is_response):
         replicas = _stand_ins(fleet, rules, prefills)
@@ -213,6 +222,14 @@ def find_candidates(
         down=fleet.down,
         is_unsplit=len(prefills) > len(able) == 0,
     )
+
+
+def _splitting(prefills: Sequence[WorkerView], endpoint: Endpoint) -> Sequence[WorkerView]:
+    """The P whose connectors can split a turn of this endpoint."""
+    kinds = pairing_kinds(prefills)
+    if kinds is not None and all(splits(kind, endpoint) for kind in kinds):
+        return prefills
+    return [view for view in prefills if splits(view.worker, endpoint)]
 
 
 def in_order(turn: Turn, candidates: Candidates, rules: Rules, order: StageOrder) -> Candidates:

@@ -20,6 +20,7 @@ from ..fleet.view import WorkerView
 from ..fleet.worker import Role, WorkerId
 from ..laws.prediction import Laws, Prediction
 from ..laws.targets import USUAL, SloTargets, TargetRules
+from ..openai.request import Endpoint
 from .profiles.prompt_blocks import NO_BLOCKS, PromptBlocks
 from .profiles.schedule import Schedule
 from .returns import Returns
@@ -58,7 +59,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     affinity: WorkerId | None = None  # the D or R to prefer where none holds anything
     lost: str | None = None  # why `decode` holds nothing of it: `decode_restarted` or `evicted`
     single_engine: str | None = None  # why one engine must do it all, e.g. "n"
-    is_response: bool = False  # of `/v1/responses`, which not every connector can split
+    endpoint: Endpoint = Endpoint.CHAT  # not every connector can split turns of each
     stored_response: bool = False  # the history is stored in the engine that answered last
     forced: Route | None = None  # what the operator asks for on this request, whatever mode and table say
     slo: SloTargets = USUAL
@@ -66,6 +67,10 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     readable: Readable | None = None
     unreadable: str = NO_HANDLE  # why nothing can be read back, where `readable` is None
     weights: Weights | None = None  # of predicted values, its key's or its model's; None: the rules'
+
+    @property
+    def is_response(self) -> bool:
+        return self.endpoint is Endpoint.RESPONSES
 
     @property
     def new_tokens(self) -> int:

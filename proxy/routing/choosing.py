@@ -342,7 +342,7 @@ class Chooser:
             decode=None if match.decode is None else match.decode.worker,
             affinity=match.affinity,
             single_engine=request.single_engine,
-            is_response=request.endpoint is Endpoint.RESPONSES,
+            endpoint=request.endpoint,
             stored_response=prompt.previous_response_id is not None,
             forced=context.forced,
             slo=rules.targets.of(_priority(request, context), client.slo, context.slo),

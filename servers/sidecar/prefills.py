@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 
+from ppd.proxy.connectors import usual_engine
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.upstream.sidecar import PREFILLER
@@ -38,5 +39,6 @@ class Prefills:
         if not named:
             return None
         address = self._allow_list.check(named[0] if self._choice is None else self._choice(named), HEADER)
-        worker = Worker(role=Role.PREFILL, address=address, connector=self._connector, tls=self._tls)
+        connector, engine = self._connector, usual_engine(self._connector)
+        worker = Worker(role=Role.PREFILL, address=address, connector=connector, engine=engine, tls=self._tls)
         return WorkerView(worker=worker, name="P", incarnation="")

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ppd.proxy.connectors import splits
 from ppd.proxy.encoders.choosing import NamedEncoders
 from ppd.proxy.errors import ConfigError, LegError, NoWorkerError, Overloaded, PPDError
 from ppd.proxy.failures import ROWS, Cause, ClientGets, HealthEffect, Leg, Phase
@@ -134,6 +135,8 @@ class HeaderRouter:
         """Why the engine computes the prompt even where a P is named: what a picker may not know."""
         if prefill is not None and prefill.id in self._own:
             return "prefill_is_own"  # its KV is there already
+        if prefill is not None and not splits(prefill.worker, request.endpoint):
+            return "endpoint_not_split"
         if request.prompt.previous_response_id is not None:
             return "stored_response"  # the history is in the engine
         return "" if request.single_engine is None else "single_engine"

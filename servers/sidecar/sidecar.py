@@ -15,6 +15,7 @@ from ppd.proxy.assembly import make_body_memory, make_poller, make_upstream, new
 from ppd.proxy.bodies.body_memory import BodyMemory
 from ppd.proxy.bodies.body_reader import BodyReader
 from ppd.proxy.config import ProxyConfig
+from ppd.proxy.connectors import usual_engine
 from ppd.proxy.downstream.serve import Site, serve_site
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Announcement, Role, Worker
@@ -122,7 +123,9 @@ def assemble(
 
 def _engine(options: SidecarOptions, state: State) -> WorkerView:
     """It is taken to be up, as there is no other: each turn finds out for itself."""
-    worker = Worker(role=Role.DECODE, address=options.engine, connector=options.connector, tls=options.engine_tls)
+    name = options.connector
+    engine = usual_engine(name)
+    worker = Worker(role=Role.DECODE, address=options.engine, connector=name, engine=engine, tls=options.engine_tls)
     state.registry.apply(Announcement(worker), state.now())
     view = state.registry.view(worker.id)
     assert view is not None, "it was added"

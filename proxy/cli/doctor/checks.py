@@ -16,6 +16,7 @@ from .fleet import (
     connectors_agree,
     connectors_are_known,
     decodes_keep_prefixes,
+    encoders_encode,
     encoders_have_consumers,
     models_are_shared,
     prefix_caching_is_on,
@@ -28,7 +29,7 @@ from .values import Facts, Finding, Level, PortFact
 
 def config_is_valid(facts: Facts) -> Iterator[Finding]:
     if facts.config_error:
-        yield Finding(Level.FAIL, "config", facts.config_error, "Correct the key in the file; the README lists all.")
+        yield Finding(Level.FAIL, "config", facts.config_error, "Correct the key; docs/configuration.md lists all.")
     elif facts.config is not None:
         yield Finding(Level.OK, "config", "valid")
 
@@ -196,6 +197,7 @@ CHECKS: tuple[Check, ...] = (
     connectors_agree,
     models_are_shared,
     encoders_have_consumers,
+    encoders_encode,
     prefix_caching_is_on,
     decodes_keep_prefixes,
     turns_are_answered,

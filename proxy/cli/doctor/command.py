@@ -15,6 +15,7 @@ from rich.console import Console
 from ...config import secrets_in
 from ...errors import PPDError
 from .checks import examine, exit_code
+from .encoding import encode
 from .gather import ProxyClient, facts_of_config, facts_of_proxy
 from .probe import converse
 from .report import as_json, caption, lines, verdict, workers_table
@@ -92,7 +93,8 @@ async def check_proxy(url: str, *, admin_key: str, client_key: str, model: str, 
     async with aiohttp.ClientSession() as session:
         proxy = ProxyClient(session, url, admin_key=admin_key, client_key=client_key)
         facts = await facts_of_proxy(session, proxy)
-        return await converse(session, proxy, facts, model=model, random=random)
+        facts = await converse(session, proxy, facts, model=model, random=random)
+        return await encode(session, facts, random)
 
 
 def show(console: Console, facts: Facts) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from ...config import Mode
 from ...connectors import CONNECTORS, answers_alone, can_pair, missing_coordinates, takes_either_leg
 from ...connectors.prefill import engine_version
+from ...encoders.choosing import takes_embeddings
 from ...fleet.worker import PREFIX_CACHE, Role
 from ...health.probe import UNTRUSTED
 from .values import Facts, Finding, Level, WorkerFact
@@ -201,10 +202,19 @@ def decodes_keep_prefixes(facts: Facts) -> Iterator[Finding]:
 
 
 def encoders_have_consumers(facts: Facts) -> Iterator[Finding]:
-    """Embeddings are of a model, and only engines of one version are known to make the same ones."""
+    """Embeddings are of a model, and only engines of one version are known to make the same ones.
+
+    No E is asked for engines whose requests cannot say what it told.
+    """
     check = "encoders"
-    others = [fact for fact in facts.workers if fact.role is not Role.ENCODE]
+    all_others = [fact for fact in facts.workers if fact.role is not Role.ENCODE]
+    others = [fact for fact in all_others if takes_embeddings(fact.worker)]
     for fact in _of(facts, Role.ENCODE):
+        if all_others and not others:
+            engines = " and ".join(sorted({other.worker.engine for other in all_others}))
+            said = f"{fact.name} is never asked: P, D and R run {engines}, which take no embeddings of an E"
+            yield Finding(Level.WARN, check, said, "Stop it, or start P, D or R of vLLM.")
+            continue
         models, version = set(fact.worker.models), fact.worker.engine_version
         if models and all(other.worker.models for other in others) and not models & _models(others):
             said = f"{fact.name} serves {', '.join(sorted(models))}, which no other worker does"
@@ -214,6 +224,21 @@ def encoders_have_consumers(facts: Facts) -> Iterator[Finding]:
             yield Finding(Level.WARN, check, said, "Run one version, as engines load each other's embeddings.")
         else:
             yield Finding(Level.OK, check, f"{fact.name} encodes for {_names(others)}")
+
+
+def encoders_encode(facts: Facts) -> Iterator[Finding]:
+    check = "encoding"
+    for one in facts.encodings:
+        if one.status == 200:
+            told = "says where the embedding is" if one.tells else "does not say where the embedding is, as by files"
+            yield Finding(Level.OK, check, f"{one.worker} encoded an image in {one.seconds:.2f} s, and {told}")
+        elif one.status in (401, 403):
+            yield Finding(Level.SKIP, check, f"{one.worker} wants a key, which only the proxy has")
+        else:
+            why = one.error or f"it answered {one.status}"
+            level = Level.WARN if 400 <= one.status < 500 else Level.FAIL  # its model may take no images
+            remedy = "Read the end of its log. It must be an E of a model that takes images, sounds or videos."
+            yield Finding(level, check, f"{one.worker} did not encode a small image: {why}", remedy)
 
 
 def _of(facts: Facts, *roles: Role) -> tuple[WorkerFact, ...]:

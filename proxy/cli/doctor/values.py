@@ -175,6 +175,17 @@ class ProbeConversation:
     skipped: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """What became of a tiny image that an E was asked to encode."""
+
+    worker: str
+    status: int = 0  # 0: no answer, or none of an E
+    error: str = ""
+    seconds: float = 0.0
+    tells: bool = False  # where the embedding is
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """All that one run found out. `config` or `proxy` is there, or `config_error` says why the file can't be used."""
@@ -184,6 +195,7 @@ class Facts:
     proxy: ProxyFact | None = None
     workers: tuple[WorkerFact, ...] = ()
     conversation: ProbeConversation | None = None
+    encodings: tuple[Encoding, ...] = ()
 
     @property
     def mode(self) -> str:

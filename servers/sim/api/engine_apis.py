@@ -24,6 +24,7 @@ _MODES = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
 class EngineApi(Protocol):
     owner: str  # of its models
     metrics: str  # the path of those for Prometheus
+    hears_uuid: bool  # a media part's `uuid` is its item's name
 
     def add_routes(self, app: web.Application) -> None: ...
 
@@ -62,6 +63,7 @@ _TRTLLM_MEMBERS = {
 
 class VllmApi:
     owner = "vllm"
+    hears_uuid = True
     metrics = "/metrics"
 
     def __init__(self, engine: SimEngine) -> None:
@@ -128,6 +130,7 @@ class VllmApi:
 
 class SglangApi:
     owner = "sglang"
+    hears_uuid = False
     metrics = "/metrics"
 
     def __init__(self, engine: SimEngine) -> None:
@@ -173,6 +176,7 @@ class SglangApi:
 
 class TrtLlmApi:
     owner = "tensorrt_llm"
+    hears_uuid = False
     metrics = "/prometheus/metrics"
 
     def __init__(self, engine: SimEngine) -> None:

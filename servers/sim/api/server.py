@@ -225,7 +225,8 @@ class _Server:
         try:
             self.api.check(request.path, body.members)
             generation = dialect.read(body, self._config)
-            media = media_inputs(body.members)
+            is_named = self.api.hears_uuid and not isinstance(dialect, Messages)
+            media = media_inputs(body.members, is_named=is_named)
             given = embeddings_given(body.members, media)
             members = (
                 JsonBody({}) if isinstance(dialect, Messages) else body

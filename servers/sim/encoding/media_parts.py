@@ -26,13 +26,18 @@ class EmbeddingSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metadata: dict[str, Any] = {}
 
 
-def media_inputs(body: Mapping[str, Any]) -> list[MediaInput]:
-    """In the order of the body; BadRequest for metadata without a name."""
-    return [_input(part) for name in ("system", "messages", "input") for part in _media_parts(body.get(name))]
+def media_inputs(body: Mapping[str, Any], *, is_named: bool = True) -> list[MediaInput]:
+    """In the order of the body; BadRequest for metadata without a name.
+
+    is_named: a part's `uuid` is its item's name. Of Messages vLLM drops it, as it makes chat parts of them; SGLang and
+    TensorRT-LLM know none. The name is then made of the content alone.
+    """
+    parts = [part for name in ("system", "messages", "input") for part in _media_parts(body.get(name))]
+    return [_input(part, part.get("uuid") if is_named else None) for part in parts]
 
 
-def _input(part: Mapping[str, Any]) -> MediaInput:
-    kind, name = part["type"], part.get("uuid")
+def _input(part: Mapping[str, Any], name: Any) -> MediaInput:
+    kind = part["type"]
     has_data = not kind.endswith("_embeds")
     if name is not None and not isinstance(name, str):
         raise BadRequest("uuid must be a string.", "messages")

@@ -37,7 +37,7 @@ class P2pNccl:
     def read(self, leg: Leg, own: Own) -> tuple[Transfer, ...]:
         if params_of(leg):
             raise BadRequest("kv_transfer_params: this connector reads none", "kv_transfer_params")
-        named = leg.headers.get(_NAME, "")
+        named = "" if leg.path == "/v1/responses" else leg.headers.get(_NAME, "")  # vLLM reads no header there
         if own.role not in _LEGS or ("_addr_" not in named and own.role is Role.DECODE):
             return plain(leg)
         if (peers := _PEERS.fullmatch(named)) is None:

@@ -2,7 +2,8 @@
 
 D finds P's KV by `disagg_request_id`, which the orchestrator chose, at an address that only the engines read. If P's
 first token ends the answer, nothing is handed over: P's answer is the whole one. Generation first, both legs come at
-once, D is told P's `ctx_info_endpoint`, and P computes once D has come. Source: TensorRT-LLM 1.4.
+once, D is told P's `ctx_info_endpoint`, and P computes once D has come. Only chat and completions carry
+the parameters. Source: TensorRT-LLM 1.4.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from .legs import Leg, Own, fields_of, plain
 _Id = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Tokens = Annotated[list[int], msgspec.Meta(min_length=1)]
 _WHERE = "disaggregated_params"
+_CONVERSATION = "conversation_params"
+_PATHS = ("/v1/chat/completions", "/v1/completions")
 _LEGS = {"context_only": FaultLeg.PREFILL, "generation_only": FaultLeg.DECODE}
 
 
@@ -91,8 +94,10 @@ class TrtLlm:
         return _LEGS.get(kind, FaultLeg.PLAIN) if isinstance(kind, str) else FaultLeg.PLAIN
 
     def read(self, leg: Leg, own: Own) -> tuple[Transfer, ...]:
-        if (conversation := leg.members.get("conversation_params")) is not None:
-            fields_of(conversation, _Conversation, "conversation_params")
+        if leg.path not in _PATHS and (given := leg.members.keys() & {_WHERE, _CONVERSATION}):
+            raise BadRequest(f"{min(given)}: Extra inputs are not permitted", min(given))
+        if (conversation := leg.members.get(_CONVERSATION)) is not None:
+            fields_of(conversation, _Conversation, _CONVERSATION)
         params = leg.members.get(_WHERE)
         if params is None or (isinstance(params, dict) and params.get("request_type") == "context_and_generation"):
             return plain(leg)

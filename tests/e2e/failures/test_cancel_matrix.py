@@ -104,7 +104,7 @@ class Fleets:
         key = "replica" if leaving.route is Route.REPLICA else leaving.connector
         if key not in self._fields:
             mode = Mode.REPLICA if leaving.route is Route.REPLICA else Mode.ALWAYS_SPLIT
-            settings: dict[str, Any] = {"max_inflight": 1, "queue_timeout_s": 20.0}
+            settings: dict[str, Any] = {"max_inflight": 1, "queue_timeout_s": 20.0, "connect_timeout_s": 1.5}
             field = await self._stack.enter_async_context(FaultFleet.of("", mode=mode, **settings))
             if leaving.route is Route.REPLICA:
                 await field.add("R1", time_scale=TIME_SCALE)

@@ -11,14 +11,12 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from ppd.proxy.config import EncoderUse
-from ppd.proxy.connectors import CONNECTORS
 from ppd.proxy.failures import Cause, Leg
 from ppd.proxy.policy import Route
 from ppd.servers.sim.core.fault_orders import FaultKind, Faults, Order
@@ -26,7 +24,6 @@ from tests.e2e.failures.fleet import Seen
 from tests.e2e.failures.outcomes import held_by
 from tests.e2e.fleet.connector_fleets import HASTY, NAMES, WORDS, ConnectorFleet, ConnectorFleets
 from tests.e2e.fleet.test_encoders import asks, images, picture
-from tests.support.credentials import bearer, client, write_keys
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -352,41 +349,4 @@ async def test_a_d_that_may_have_to_compute_the_prompt_gets_its_media(connector:
         is_stripped = is_vllm and connector not in ("none", "lmcache", "offload_p2p")
         assert [part["type"] for part in images(to_d)] == ["image_embeds" if is_stripped else "image_url"]
         assert ("ec_transfer_params" in to_p) is is_vllm and "ec_transfer_params" not in to_d
-        await fleet.rest()
-
-
-@pytest.mark.parametrize("connector", NAMES)
-async def test_a_turn_of_responses_is_split_where_the_legs_can_carry_it(connector: str) -> None:
-    async with AsyncExitStack() as stack:
-        fleet = await ConnectorFleet.start(stack, connector, "P1 D1")
-        field = fleet.field
-        turn = await field.post("/v1/responses", {"model": "sim", "input": WORDS, "max_output_tokens": 8})
-        receipt = field.newest()
-        if fleet.connector.splits_responses:
-            assert (turn.status, receipt.route) == (200, Route.SPLIT)
-            assert turn.body["id"].startswith("resp_")
-        elif fleet.connector.decodes_alone:
-            assert (turn.status, receipt.route, receipt.reason) == (200, Route.LOCAL, "endpoint_not_split")
-        else:
-            assert (turn.status, receipt.error) == (503, "NoWorkerError")
-        assert fleet.used_twice() == 0
-        await fleet.rest()
-
-
-@pytest.mark.parametrize("connector", [name for name in NAMES if CONNECTORS[name].splits_responses])
-async def test_a_tenants_response_is_asked_for_again_under_another_name(connector: str, tmp_path: Path) -> None:
-    """Its id shows whose it is; some legs meet by it, which they may once."""
-    keys = tmp_path / "keys.toml"
-    write_keys(keys, client("one"))
-    async with AsyncExitStack() as stack:
-        fleet = await ConnectorFleet.start(stack, connector, "P1 P2 D1", keys_file=str(keys))
-        field = fleet.field
-        failing = fleet.order(Leg.PREFILL, Order(FaultKind.ERROR, status=500))
-        body = {"model": "sim", "input": WORDS, "max_output_tokens": 8, "request_id": "mine"}
-        turn = await field.post("/v1/responses", body, bearer("one"))
-        assert (turn.status, failing.orders[0].times) == (200, 0), turn.body
-        named = [json.loads(one.body)["request_id"] for each in fleet.engines(Leg.PREFILL) for one in each.received]
-        assert len(set(named)) == 2
-        assert "mine" not in named
-        assert fleet.used_twice() == 0
         await fleet.rest()

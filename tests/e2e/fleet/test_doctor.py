@@ -195,6 +195,14 @@ async def test_without_the_admin_api_the_conversation_is_held_all_the_same(
     assert report.levels("workers") == report.levels("handoff") == ["SKIP"]
 
 
+async def test_an_encoder_is_asked_for_an_image(start_proxy: StartProxy) -> None:
+    encoder, replica = SimConfig(role=Role.ENCODE), SimConfig(role=Role.REPLICA)
+    async with engines(encoder, replica) as workers, start_proxy(workers) as url:
+        report = await diagnose("--proxy", url, *WITH_KEY)
+    assert (report.levels("encoding"), report.bad()) == (["OK"], {}), report.document
+    assert "E1 encoded an image" in report.messages("encoding")
+
+
 async def test_a_model_that_nobody_serves_fails(start_proxy: StartProxy) -> None:
     async with engines(P, D) as workers, start_proxy(workers) as url:
         report = await diagnose("--proxy", url, *WITH_KEY, "--model", "other")

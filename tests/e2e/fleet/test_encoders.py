@@ -91,20 +91,30 @@ async def test_answers_with_encoders_are_those_of_a_replica_alone(workers: str, 
         await fleet.until(fleet.idle)
 
 
-async def test_images_of_responses_and_messages_are_encoded_too() -> None:
-    url = picture(1)
-    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}}
-    bodies: dict[str, dict[str, Any]] = {
-        "/v1/responses": {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]},
-        "/v1/messages": {"messages": [{"role": "user", "content": [block]}], "max_tokens": 8},
+async def test_images_of_responses_are_encoded_too_and_those_of_messages_where_they_are_needed() -> None:
+    """Engines hear no names of Messages' images, so they would not find what E has encoded."""
+    data = picture(2).partition(",")[2]
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+    cases: dict[str, tuple[dict[str, Any], str, int]] = {
+        "/v1/responses": (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": picture(1)}]}]},
+            "image: encoded",
+            0,
+        ),
+        "/v1/messages": (
+            {"messages": [{"role": "user", "content": [block]}], "max_tokens": 8},
+            "image: unnamed",
+            1,
+        ),
     }
     async with Fleet.of("E1 R1", encoder_strip=True, **ALWAYS) as fleet:
-        for path, body in bodies.items():
+        for path, (body, decision, encoded_by_worker) in cases.items():
             turn = await fleet.post(path, {"model": "sim", **body})
-            assert turn.status == 200 and await decisions(fleet, turn) == ["image: encoded"]
+            assert turn.status == 200 and await decisions(fleet, turn) == [decision]
             assert "ec_transfer_params" not in turn.body
+            assert fleet.engines["R1"].counters.encoded_items == encoded_by_worker
         assert fleet.engines["E1"].encoder.encoded == 1
-        assert fleet.engines["R1"].counters.encoded_items == 0
+        assert await fleet.metric('ppd_encoder_items_total{decision="unnamed"}') == 1
 
 
 async def test_items_of_a_request_go_to_all_encoders_at_once_and_again_to_the_one_that_has_them() -> None:

@@ -57,7 +57,7 @@ async def test_a_run_goes_the_way_that_its_arm_says(start_fleet: Any, x: float, 
 async def test_a_run_whose_worker_dies_is_failed_and_the_next_one_waits_until_it_is_back(start_fleet: Any) -> None:
     async with start_fleet("P1 D1 D2", engine={"time_scale": 0.2, "shutdown_s": 0.1}) as fleet:
         measuring = asyncio.create_task(live(fleet).measure(RUN))
-        await fleet.until(lambda: not fleet.idle())
+        await fleet.until(lambda: any(fleet.engines[name].counters.finished for name in ("D1", "D2")))
         await fleet.kill("D2")
         failed = await measuring
         assert (failed.outcome, failed.reason) == (Outcome.FAILED, "D2 is down")

@@ -255,7 +255,7 @@ async def test_a_burst_over_all_is_within_the_bound(bound: str) -> None:
 @pytest.mark.parametrize("bound", ["max_inflight", "max_worker_inflight"])
 async def test_a_queue_at_one_does_not_starve_the_others(bound: str) -> None:
     """Each turn that ends there has a next one waiting beside it; one that came before that waits elsewhere."""
-    settings: dict[str, Any] = {**REPLICA, bound: 1, "queue_timeout_s": 3.0}
+    settings: dict[str, Any] = {**REPLICA, bound: 1, "queue_timeout_s": 20.0}
     async with proxy_group("R1", 2, engine={"time_scale": 0.3}, **settings) as group:
         busy, other = group.proxies[0], group.proxies[1]
 

@@ -173,12 +173,13 @@ async def test_a_client_that_leaves_ends_all_its_legs(start_fleet: Any, phase: s
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
 async def test_a_prompt_that_fails_for_good_fails_the_list_and_ends_the_others(start_fleet: Any, streams: bool) -> None:
-    engine = {"max_model_len": 512, "num_blocks": 1024}
+    engine = {"max_model_len": 512, "num_blocks": 1024, "time_scale": 1.0}
     async with start_fleet("P1 D1", engine=engine) as fleet:
-        fleet.engines["D1"].faults = Faults(hang=1000)
-        turn = await fleet.post(PATH, body([*TEXTS[:3], "too long " * 100], stream=streams))
+        prompts = [*TEXTS[:3], "too long " * 100]
+        turn = await fleet.post(PATH, body(prompts, stream=streams) | {"max_tokens": 300, "ignore_eos": True})
         assert (turn.status, turn.body["error"]["type"]) == (400, "BadRequestError")
         await fleet.until(lambda: at_rest(fleet))
+        assert fleet.engines["D1"].counters.generation_tokens < 3 * 300, "no other was answered whole"
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])

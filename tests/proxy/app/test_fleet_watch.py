@@ -11,7 +11,7 @@ import pytest
 from ppd.proxy.app.lifespan import FleetWatch, LawsWatch
 from ppd.proxy.assembly import assemble
 from ppd.proxy.config import Mode, ProxyConfig
-from ppd.proxy.fleet.worker import Announcement, Role, Source, Worker
+from ppd.proxy.fleet.worker import Announcement, Role, Source, Worker, WorkerId
 from ppd.proxy.laws.accuracy import TURNS
 from ppd.proxy.laws.corrections import Figure
 from ppd.proxy.laws.worker_laws import TableTime, TurnTimes
@@ -49,6 +49,30 @@ async def test_a_worker_that_goes_down_or_away_is_told_with_its_reason(caplog: p
     for task in tuple(proxy.prober._probing.values()):
         task.cancel()
     await asyncio.gather(*proxy.prober._probing.values(), return_exceptions=True)
+    proxy.listener.close()
+    await proxy.upstream.close()
+    await proxy.prober.close()
+
+
+async def test_an_encoder_that_encodes_for_nobody_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    clock = [100.0]
+    proxy = assemble(Settings(ProxyConfig(mode=Mode.REPLICA, heartbeat_port=0)), now=lambda: clock[0])
+    registry, watch = proxy.state.registry, FleetWatch(proxy)
+
+    def join(role: Role, address: str, engine: str) -> list[str]:
+        """The warnings of the next two looks."""
+        registry.apply(Announcement(Worker(role=role, address=address, engine=engine, source=Source.PING)), clock[0])
+        caplog.clear()
+        watch._note_changes()
+        watch._note_changes()
+        return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+    said = "worker E1 e:1: is never asked, as the engines of P, D and R take no embeddings of an E"
+    assert join(Role.ENCODE, "e:1", "vllm") == [], "others may come"
+    assert join(Role.REPLICA, "r:1", "sglang") == [said]
+    assert join(Role.REPLICA, "r:2", "vllm") == []
+    registry.remove(WorkerId("r:2"))
+    assert join(Role.REPLICA, "r:3", "trtllm") == [said], "again, as it had been asked in between"
     proxy.listener.close()
     await proxy.upstream.close()
     await proxy.prober.close()

@@ -31,7 +31,8 @@ HOSTILE = "evil"
 NAMED = (
     *("kv_transfer_params", "ec_transfer_params", "disaggregated_params", "transfer_id"),
     *("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "disagg_prefill_dp_rank"),
-    *("prompt_token_ids", "prompt_token_ids_b64", "request_id", "rid"),
+    *("routed_dp_rank", "data_parallel_rank", "decode_tp_size", "conversation_params", "routing_key"),
+    *("session_params", "prompt_token_ids", "prompt_token_ids_b64", "request_id", "rid"),
 )
 
 
@@ -49,7 +50,7 @@ def test_what_clients_say_of_transfers_reaches_no_engine(
     legs = (
         connector.prefill_leg(Endpoint.CHAT, fields, pair, "p"),
         connector.decode_leg(Endpoint.CHAT, fields, pair, "d", None),
-        plain_leg(Endpoint.CHAT, fields, "l"),
+        plain_leg(Endpoint.CHAT, fields, "l", usual_engine(connector.name)),
     )
     assert [leg for leg in legs if HOSTILE.encode() in leg.body] == []
     assert name in PRIVATE
@@ -57,8 +58,8 @@ def test_what_clients_say_of_transfers_reaches_no_engine(
 
 def test_each_leg_has_what_its_engine_takes(fields_of: FieldsOf, make_pair: MakePair, connector: Connector) -> None:
     pair = make_pair(connector=connector.name, key=connector.new_key(), of_prefill=TOLD, of_decode=TOLD)
-    said = {"priority": 5, "session_id": "s", "prompt_cache_key": "k", "cache_salt": "x"}
-    untaken = {"sglang": {"priority"}, "trtllm": {"priority", "session_id", "prompt_cache_key"}}
+    said = {"priority": 5, "session_id": "s", "prompt_cache_key": "k", "cache_salt": "x", "input_ids": [1]}
+    untaken = {"sglang": {"priority", "input_ids"}, "trtllm": {"priority", "session_id", "prompt_cache_key"}}
     for endpoint, prompt in ((Endpoint.CHAT, CHAT), (Endpoint.COMPLETIONS, {"model": "m", "prompt": "hi"})):
         fields, lacking = fields_of({**prompt, **said}), untaken.get(usual_engine(connector.name), set())
         if "session_id" in lacking and endpoint is Endpoint.COMPLETIONS:
@@ -68,6 +69,19 @@ def test_each_leg_has_what_its_engine_takes(fields_of: FieldsOf, make_pair: Make
             connector.decode_leg(endpoint, fields, pair, "d", None),
         ):
             assert said.keys() - msgspec.json.decode(leg.body).keys() == lacking
+
+
+ALL = set(Endpoint)
+CARRIED = {  # others: all of them
+    "sglang": {Endpoint.CHAT, Endpoint.COMPLETIONS},
+    "trtllm": {Endpoint.CHAT, Endpoint.COMPLETIONS},
+    "trtllm_gen_first": {Endpoint.CHAT, Endpoint.COMPLETIONS},
+    "p2p_nccl": ALL - {Endpoint.RESPONSES},
+}
+
+
+def test_each_splits_the_turns_that_its_legs_can_carry(connector: Connector) -> None:
+    assert connector.endpoints == CARRIED.get(connector.name, ALL)
 
 
 def test_a_key_is_another_one_each_time(connector: Connector) -> None:

@@ -91,17 +91,18 @@ def test_who_wants_usage(endpoint: Endpoint, options: object, wants: bool) -> No
     assert client_wants_usage(endpoint, fields_of({"stream_options": options})) is wants
 
 
-SAID = {"model": "m", "priority": 5, "session_id": "s", "prompt_cache_key": "k", "vllm_xargs": {}, "cache_salt": "x"}
+OTHERS = {"session_id": "s", "prompt_cache_key": "k", "vllm_xargs": {}, "cache_salt": "x", "input_ids": [1]}
+SAID = {"model": "m", "priority": 5, **OTHERS}
 
 
 @pytest.mark.parametrize(
     ("engine", "endpoint", "untaken"),
     [
         ("vllm", Endpoint.CHAT, set()),
-        ("sglang", Endpoint.CHAT, {"priority"}),
-        ("sglang", Endpoint.COMPLETIONS, {"priority"}),
+        ("sglang", Endpoint.CHAT, {"priority", "input_ids"}),
+        ("sglang", Endpoint.COMPLETIONS, {"priority", "input_ids"}),
         ("trtllm", Endpoint.CHAT, {"priority", "session_id", "prompt_cache_key", "vllm_xargs"}),
-        ("trtllm", Endpoint.COMPLETIONS, SAID.keys() - {"model"}),
+        ("trtllm", Endpoint.COMPLETIONS, SAID.keys() - {"model", "input_ids"}),
     ],
 )
 def test_each_engine_is_sent_what_it_takes(engine: str, endpoint: Endpoint, untaken: set[str]) -> None:

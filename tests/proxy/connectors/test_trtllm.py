@@ -146,15 +146,6 @@ def test_generation_first_both_know_the_id_beforehand(
     assert (p, d) == ({**CHAT, "stream": False}, STREAM)
 
 
-def test_what_takes_no_parameters_is_computed_by_d_alone(fields_of: FieldsOf, make_pair: MakePair) -> None:
-    fields, pair = fields_of({"model": "m", "input": "hi"}), make_pair(key=KEY)
-    for connector in (TrtLlm(), TrtLlmGenerationFirst()):
-        p = body_of(connector.prefill_leg(Endpoint.RESPONSES, fields, pair, "p"))
-        d = body_of(connector.decode_leg(Endpoint.RESPONSES, fields, pair, "d", None))
-        assert (p["max_output_tokens"], d) == (1, {"model": "m", "input": "hi"})
-        assert "disaggregated_params" not in p
-
-
 @pytest.mark.parametrize(
     ("answer", "found"),
     [

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ppd.proxy.config import EncoderUse
 from ppd.proxy.encoders.choosing import Choices, Consumer, EncoderRules, ItemDecision, NamedEncoders, as_named, choose
 from ppd.proxy.fleet.view import Others, WorkerView
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.media.items import MediaItem, MediaKind
+from ppd.proxy.policy.placement import SlowStart
 
 AUTO, ALWAYS, NEVER = EncoderUse
 
@@ -88,6 +90,23 @@ def test_items_spread_over_encoders_by_what_they_have_and_do() -> None:
     fleet = encoder("E1", 1), encoder("E2"), encoder("E3", 5)
     choices = chosen([A, B, item("c"), item("d")], *fleet, use=ALWAYS, on={"E3": "b"})
     assert sorted(sent(choices)) == [("E1", "c"), ("E2", "a"), ("E2", "d"), ("E3", "b")]
+
+
+@pytest.mark.parametrize(
+    ("age_s", "inflight", "expected"),
+    [
+        (0.0, 0, "E1"),  # the new one counts as ten times as loaded
+        (0.0, 10, "E2"),
+        (5.0, 0, "E1"),
+        (10.0, 0, "E2"),
+    ],
+)
+def test_an_encoder_that_has_just_joined_gets_less(age_s: float, inflight: int, expected: str) -> None:
+    old, new = encoder("E1", max(1, inflight)), encoder("E2")
+    fleet = [replace(old, since_s=-99.0), replace(new, since_s=0.0)]
+    rules, consumer = EncoderRules(use=ALWAYS), Consumer(holds=lambda one: False)
+    choices = choose([A], fleet, consumer, rules, lambda view, one: False, SlowStart(age_s, 10.0))
+    assert [name for name, _ in sent(choices)] == [expected]
 
 
 @pytest.mark.parametrize(("batch", "expected"), [(1, ["a", "b", "c"]), (2, ["ab", "c"]), (9, ["abc"])])

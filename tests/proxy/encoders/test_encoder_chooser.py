@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from ppd.proxy.assembly import new_state
 from ppd.proxy.bodies.named_media import with_named_media
-from ppd.proxy.config import ProxyConfig
+from ppd.proxy.config import EncoderUse, ProxyConfig
 from ppd.proxy.encoders.choosing import ItemDecision, NamedEncoders
 from ppd.proxy.encoders.encoder_chooser import EncoderTurn
 from ppd.proxy.fleet.worker import Role, Worker
-from ppd.proxy.openai.request import Request
+from ppd.proxy.openai.request import Endpoint, Request
 from ppd.proxy.peers.channels import Member
 from ppd.proxy.routing.state import State
 from tests.e2e.fleet.test_encoders import asks, picture
@@ -27,9 +27,20 @@ def seen(**members: Any) -> Request:
     return with_named_media(parse(prompt=[{"role": "user", "content": asks(picture(1))}], **members), "tenant", 9)
 
 
+def of_messages() -> Request:
+    block = {"type": "image", "source": {"type": "base64", "data": picture(1).partition(",")[2]}}
+    said = parse(Endpoint.MESSAGES, [{"role": "user", "content": [block]}], max_tokens=9)
+    return with_named_media(said, "tenant", 9)
+
+
 @pytest.fixture
 def state(clock: FakeClock) -> State:
-    made = new_state(ProxyConfig(), Member(), clock)
+    return fleet(clock)
+
+
+def fleet(clock: FakeClock, use: EncoderUse = EncoderUse.AUTO) -> State:
+    """E and R."""
+    made = new_state(ProxyConfig(encoder=use), Member(), clock)
     for role in (Role.ENCODE, Role.REPLICA):
         worker = Worker(role=role, address=f"{role}:1", models=("m",))
         made.registry.add_static(worker, clock())
@@ -87,3 +98,36 @@ def test_only_some_engines_take_what_an_encoder_tells(state: State, engine: str,
     made = turn(state)
     view = replace(made.consumer, worker=dataclasses.replace(made.consumer.worker, engine=engine))
     assert (state.encoders.choose(turn(state, consumer=view)) is not None) is takes
+
+
+@pytest.mark.parametrize("is_named", [False, True], ids=["chosen here", "named by a picker"])
+@pytest.mark.parametrize(
+    ("use", "decision"),
+    [
+        (EncoderUse.AUTO, ItemDecision.UNNAMED),
+        (EncoderUse.ALWAYS, ItemDecision.UNNAMED),
+        (EncoderUse.NEVER, ItemDecision.NEVER),
+    ],
+)
+def test_media_without_names_in_engines_are_encoded_where_they_are_needed(
+    clock: FakeClock, use: EncoderUse, decision: ItemDecision, is_named: bool
+) -> None:
+    """vLLM makes chat parts without a `uuid` of Messages, so nothing would find what E has encoded."""
+    state = fleet(clock, use)
+    encoders = tuple(view for view in state.registry.views() if view.role is Role.ENCODE)
+    named = NamedEncoders(encoders) if is_named else None
+    choices = state.encoders.choose(turn(state, request=of_messages(), named=named))
+    assert choices is not None
+    assert (list(choices.decisions.values()), choices.batches) == ([decision], [])
+
+
+def test_what_a_worker_knows_by_no_name_is_not_held_by_it(state: State, clock: FakeClock) -> None:
+    """Under its name it has no embedding of the same picture."""
+    before, chat = turn(state, request=of_messages()), turn(state)
+    assert before.request.media[0].name == chat.request.media[0].name
+    choices = state.encoders.choose(before)
+    assert choices is not None
+    state.encoders.until_computed(before, choices.decisions)(True)
+    for _ in range(10):
+        state.arrivals.count(clock(), opens=True)
+    assert decisions(state, chat) == [ItemDecision.ENCODED]

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from ppd.proxy.config import Mode
 from ppd.proxy.errors import AllBusy, AllDown, NoWorkerError
 from ppd.proxy.fleet.view import WorkerView
+from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.policy import Route, Turn
 from ppd.proxy.policy.placement import ways_to_serve
 from tests.support.decisions import D1, D2, FIRST, NEXT, P1, P2, R1, rules, run
@@ -52,6 +53,34 @@ def test_where_only_a_d_that_needs_a_p_is_left_the_turn_is_refused(turn: Turn, f
     views = {"P": told(P1, "sglang"), "D": told(D2, "sglang")}
     with pytest.raises(NoWorkerError, match="alone"):
         run(turn, tuple(views[role] for role in fleet))
+
+
+@pytest.mark.parametrize(
+    ("connector", "endpoint", "route", "reason"),
+    [
+        ("sglang", Endpoint.CHAT, Route.SPLIT, "first_turn"),
+        ("sglang", Endpoint.MESSAGES, Route.REPLICA, "endpoint_not_split"),
+        ("sglang", Endpoint.RESPONSES, Route.REPLICA, "endpoint_not_split"),
+        ("trtllm", Endpoint.COMPLETIONS, Route.SPLIT, "first_turn"),
+        ("trtllm", Endpoint.MESSAGES, Route.REPLICA, "endpoint_not_split"),
+        ("p2p_nccl", Endpoint.MESSAGES, Route.SPLIT, "first_turn"),
+        ("p2p_nccl", Endpoint.RESPONSES, Route.REPLICA, "endpoint_not_split"),
+        ("unknown", Endpoint.MESSAGES, Route.REPLICA, "no_prefill_worker"),
+    ],
+)
+def test_a_turn_that_no_connector_can_split_is_one_engines(
+    connector: str, endpoint: Endpoint, route: Route, reason: str
+) -> None:
+    p1, d1 = (told(view, connector, zmq_address="a:1") for view in (P1, D1))
+    decision = run(replace(FIRST, endpoint=endpoint), (p1, d1, R1))
+    assert (decision.route, decision.reason) == (route, reason)
+
+
+def test_of_several_p_those_are_asked_whose_connector_can_split_the_turn() -> None:
+    fleet = told(P1, "trtllm"), told(D1, "trtllm"), P2, D2
+    for endpoint in (Endpoint.MESSAGES, Endpoint.RESPONSES):
+        decision = run(replace(FIRST, endpoint=endpoint), fleet)
+        assert (decision.prefill, decision.decode) == (P2, D2)
 
 
 def test_the_fleet_says_that_it_serves_no_local_turns() -> None:

@@ -12,6 +12,7 @@ from ppd.proxy.config import Mode, StageOrder
 from ppd.proxy.errors import AllBusy, AllDown
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import WorkerId
+from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.policy import Decision, Route, Rules, Turn, has_room
 from ppd.proxy.policy.modes import PREDICTING
 from ppd.proxy.policy.stage_order import OrderRules
@@ -41,7 +42,7 @@ def answering(decision: Decision) -> str:
         (ON_P1, (queueing(P1, 20.0), D1, D2), {"D1", "D2"}),  # all of it is computed elsewhere sooner
         (ON_P1, (crowded(P1), D1, D2), {"", "D1", "D2"}),  # P has too many streams itself
         (replace(ON_P1, single_engine="n"), (P1, D1), {"D1"}),  # what no mode is asked about
-        (replace(ON_P1, stored_response=True, decode=D1.id, is_response=True), (P1, D1), {"D1"}),
+        (replace(ON_P1, stored_response=True, decode=D1.id, endpoint=Endpoint.RESPONSES), (P1, D1), {"D1"}),
     ],
 )
 def test_a_p_answers_where_that_may_be_and_pays(turn: Turn, fleet: tuple[WorkerView, ...], expected: set[str]) -> None:
@@ -58,7 +59,7 @@ def test_a_p_answers_where_that_may_be_and_pays(turn: Turn, fleet: tuple[WorkerV
 @pytest.mark.parametrize(
     ("turn", "p", "decodes"),
     [
-        (replace(LONG, is_response=True), P1, FULL),  # a later turn may name it
+        (replace(LONG, endpoint=Endpoint.RESPONSES), P1, FULL),  # a later turn may name it
         (LONG, replace(P1, places=1, inflight=1), FULL),
         (LONG, replace(P1, draining=True), FULL),
         (LONG, replace(P1, up=False), FULL),
@@ -121,7 +122,7 @@ def test_in_every_mode_p_answer_in_place_of_d_and_r_that_are_all_full_or_down(
 @pytest.mark.parametrize(
     ("turn", "fleet", "avoid"),
     [
-        (replace(LONG, is_response=True), (P1, TAKEN), ()),
+        (replace(LONG, endpoint=Endpoint.RESPONSES), (P1, TAKEN), ()),
         (LONG, (P1, TAKEN), (P1.id,)),
         (LONG, (replace(P1, inflight=1, places=1), TAKEN), ()),
         (LONG, (with_worker(P1, connector="p2p_nccl"), TAKEN), ()),

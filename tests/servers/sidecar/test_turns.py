@@ -112,6 +112,18 @@ async def test_where_no_p_can_have_a_part_the_engine_computes_alone(path: str, b
         assert site.received("P1") == []
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_where_the_legs_carry_no_such_turn_the_engine_computes_alone(path: str) -> None:
+    """TensorRT-LLM's would be computed twice, or refused."""
+    said = {"model": "sim", "input": "hi"} if "responses" in path else {**BODY, "max_tokens": 4}
+    async with Site.of(connector="trtllm", engine={"connector": "trtllm"}) as site:
+        async with site.session.post(site.base_url + path, json=said, headers=site.to_p) as response:
+            assert (response.status, response.headers["X-PPD-Reason"]) == (200, "endpoint_not_split")
+        assert site.received("P1") == []
+        assert (await site.ask(site.to_p)).headers["X-PPD-Route"] == "SPLIT"
+        assert (await site.ask(priority=5)).status == 200, "a member that this engine refuses is not sent"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_who_names_a_p_is_told_how_its_leg_went(stream: bool) -> None:
     async with Site.of() as site:

@@ -101,6 +101,15 @@ def test_metadata_that_no_encoder_tells_are_refused(part: dict[str, Any]) -> Non
         media_inputs({"messages": [{"content": [{"type": "image_embeds", **part}]}]})
 
 
+def test_where_names_are_not_heard_an_item_is_known_by_its_content() -> None:
+    """As in vLLM's Messages; so what an encoder has under the name is not found."""
+    image, same, unlike = ({**IMAGE, "uuid": "a"}, {**IMAGE, "uuid": "b"}, OTHER)
+    said = {"messages": [{"content": [image, same, unlike]}]}
+    names = [one.name for one in media_inputs(said, is_named=False)]
+    assert names[0] == names[1] != names[2] and "a" not in names
+    assert [one.name for one in media_inputs(said)] == ["a", "b", "b"]
+
+
 def test_items_lie_in_a_prompt_where_their_tokens_are() -> None:
     inputs = media_inputs({"messages": [{"content": [IMAGE, OTHER]}]})
     first, second = inputs

@@ -54,6 +54,16 @@ async def test_d_takes_what_p_sent_before_it_answered(lab: Any, proxy: Proxy) ->
     await lab.until(lambda: lab.is_quiet(proxy.p) and lab.is_quiet(proxy.d))
 
 
+async def test_no_name_is_read_of_a_turn_of_responses(lab: Any, proxy: Proxy) -> None:
+    said = {"input": "hi", "max_output_tokens": 1}
+    answers = [
+        await lab.post(engine, "/v1/responses", said, headers={"X-Request-Id": proxy.name()})
+        for engine in (proxy.p, proxy.d)
+    ]
+    assert [answer.status for answer in answers] == [400, 200]
+    assert proxy.d.counters.external_kv_tokens == 0
+
+
 async def test_a_d_that_holds_the_head_takes_the_rest(lab: Any, proxy: Proxy) -> None:
     first = (await proxy.leg(proxy.d, "plain")).text
     longer = [*HI, {"role": "assistant", "content": first}, *OTHER]

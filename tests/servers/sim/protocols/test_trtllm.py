@@ -266,10 +266,20 @@ async def test_a_context_server_tells_its_endpoint(lab: Any) -> None:
         ("/v1/chat/completions", {"priority": 5}, "priority"),
         ("/v1/completions", {"cache_salt": "s"}, "cache_salt"),
         ("/v1/chat/completions", {"cache_salt": "s", "priority": 0.5, "top_k": 3}, None),
+        ("/v1/messages", {"max_tokens": 4}, None),
+        *(
+            (path, {"max_tokens": 4, name: value}, name)
+            for path in ("/v1/messages", "/v1/responses")
+            for name, value in (
+                ("disaggregated_params", {"request_type": "context_only", "disagg_request_id": 2**62}),
+                ("conversation_params", {"conversation_id": "c"}),
+            )
+        ),
     ],
 )
 async def test_a_member_that_it_does_not_know_is_refused(lab: Any, path: str, asked: Any, named: str | None) -> None:
     engine = await lab.start("R", connector="trtllm")
-    prompt = {"messages": HI} if "chat" in path else {"prompt": "hi"}
-    answer = await lab.post(engine, path, prompt | asked)
-    assert (answer.status, answer.json.get("param")) == ((400, named) if named else (200, None))
+    member, prompt = {COMPLETIONS: ("prompt", "hi"), "/v1/responses": ("input", "hi")}.get(path, ("messages", HI))
+    answer = await lab.post(engine, path, {member: prompt, **asked})
+    assert answer.status == (400 if named else 200)
+    assert named is None or named in answer.body.decode()

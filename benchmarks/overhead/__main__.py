@@ -3,7 +3,7 @@
     python -m benchmarks.overhead install               # the peers' newest releases
     python -m benchmarks.overhead run                   # everything, three times: about ten minutes
     python -m benchmarks.overhead run --rows c=16 --subjects ppd --repetitions 1
-    python -m benchmarks.overhead run --peer-policy cache_aware   # the peers look for known prefixes too
+    python -m benchmarks.overhead run --subjects direct,ppd,vllm-router:cache_aware   # a peer that knows sessions
     python -m benchmarks.overhead run --subjects ppd --before ../older/.venv/bin/ppd   # slower than another build?
     python -m benchmarks.overhead scale --processes 2   # what does a second process add?
     python -m benchmarks.overhead churn --minutes 60    # is PPD's memory stable?
@@ -43,7 +43,7 @@ from .processes import assign_cores, raise_descriptor_limit
 from .records import OverheadRun, RowRecord, encode, this_machine
 from .report import markdown
 from .rows import ROWS, Row
-from .subjects import DIRECT, POLICIES, PPD, SUBJECTS, Subject, earlier, subject
+from .subjects import DIRECT, PPD, SUBJECTS, Subject, earlier, subject
 from .trials import OverheadBench, measure, select
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -62,7 +62,7 @@ def running_bench(seconds: float) -> Iterator[OverheadBench]:
 def versions(names: Collection[str]) -> dict[str, str]:
     found = {PPD: metadata.version("ppd-router")} if PPD in names else {}
     for name in PEERS:
-        if name in names:
+        if any(one.partition(":")[0] == name for one in names):
             try:
                 found[name] = peers.version(cache_folder(), name)
             except PPDError:
@@ -117,7 +117,6 @@ def install(names: tuple[str, ...]) -> None:
 @click.option("--subjects", default=",".join(SUBJECTS), show_default=True, help="which, with commas between")
 @click.option("--rows", default="", help=f"with commas between, any of: {', '.join(row.name for row in ROWS)}")
 @click.option("--repetitions", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--peer-policy", type=click.Choice(POLICIES), default=POLICIES[0], show_default=True)
 @click.option("--seconds", type=click.FloatRange(0.1), default=2.0, show_default=True, help="of a row")
 @_ppd_args
 @click.option(
@@ -128,7 +127,6 @@ def run(
     subjects: str,
     rows: str,
     repetitions: int,
-    peer_policy: str,
     seconds: float,
     ppd_args: str,
     before: Path | None,
@@ -138,7 +136,7 @@ def run(
     names = listed(subjects, SUBJECTS, "subjects")
     wanted = select(listed(rows, [row.name for row in ROWS], "rows"))
     more = tuple(shlex.split(ppd_args))
-    subject_of = partial(subject, cache=cache_folder(), ppd_args=more, policy=peer_policy)
+    subject_of = partial(subject, cache=cache_folder(), ppd_args=more)
     chosen = [None if name == DIRECT else subject_of(name) for name in SUBJECTS if name in names]
     started_s, date = time.monotonic(), datetime.now(UTC).date().isoformat()
     with one_line_errors(), running_bench(seconds) as bench:
@@ -153,7 +151,6 @@ def run(
         ppd_args=more,
         took_s=round(time.monotonic() - started_s, 1),
         records=records,
-        peer_policy=peer_policy,
     )
     table = markdown(found)
     save(found, out or RESULTS / f"proxy_overhead-{date}.json", table)

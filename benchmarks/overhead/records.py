@@ -93,7 +93,6 @@ class OverheadRun(msgspec.Struct, frozen=True):
     ppd_args: tuple[str, ...]
     took_s: float
     records: tuple[RowRecord, ...]
-    peer_policy: str = "round_robin"  # how peers choose workers
     version: int = VERSION
 
 

@@ -1,15 +1,18 @@
-"""The table: medians over repetitions, PPD's ratio to the best peer, and whether the target is met."""
+"""The table: medians over repetitions, PPD's ratio to the best peer, and whether the target is met.
+
+Beside it the ratio to the best of the peers that know sessions, as a user would run in PPD's place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from .peers import PEERS
 from .records import OverheadRun, RowRecord
 from .rows import LINES, Better, ReportLine
-from .subjects import BEFORE, DIRECT, PPD, SUBJECTS
+from .subjects import AWARE, BEFORE, BLIND, DIRECT, PPD, SUBJECTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +57,10 @@ def _minus_direct(cell: ReportCell, direct: float | None) -> ReportCell:
     return ReportCell(value, cell.faults, cell.problem)
 
 
-def compare(line: ReportLine, by_subject: Mapping[str, ReportCell]) -> LineVerdict:
-    """PPD with faults never holds its target; a peer's faults do not count."""
+def compare(line: ReportLine, by_subject: Mapping[str, ReportCell], others: Collection[str] = PEERS) -> LineVerdict:
+    """With the best of the others. PPD with faults never holds its target; a peer's faults do not count."""
     ours = by_subject.get(PPD, ReportCell())
-    peers = {name: cell.value for name, cell in by_subject.items() if name in PEERS and cell.value is not None}
+    peers = {name: cell.value for name, cell in by_subject.items() if name in others and cell.value is not None}
     choose = max if line.better is Better.MORE else min
     best = choose(peers, key=lambda name: peers[name]) if peers else ""
     ratio = ours.value / peers[best] if ours.value is not None and best and peers[best] > 0 else None
@@ -75,20 +78,25 @@ def markdown(run: OverheadRun) -> str:
     names = [name for name in (*SUBJECTS, BEFORE) if any(record.subject == name for record in run.records)]
     measured = {record.row for record in run.records}
     before = ["ppd / before (lowest, highest)"] if BEFORE in names else []
-    heads = ["", *names, *before, "ppd / best peer", "target", "holds"]
+    aware = ["ppd / best that knows sessions"] if set(AWARE) & set(names) else []
+    heads = ["", *names, *before, *aware, "ppd / best peer", "target", "holds"]
     rows = [heads, ["---", *["---:"] * (len(heads) - 2), "---"]]
     for line in LINES:
         if line.row not in measured:
             continue
         by_subject = cells(line, run.records)
         verdict = compare(line, by_subject)
-        ratio = f"{verdict.ratio:.2f} ({verdict.best})" if verdict.ratio is not None else "–"
         shown = [_shown(by_subject.get(name), line) for name in names]
         shown += [_to_before(line, run.records)] if before else []
-        rows.append([line.title, *shown, ratio, _target(line), _holds(verdict)])
+        shown += [_ratio(compare(line, by_subject, AWARE))] if aware else []
+        rows.append([line.title, *shown, _ratio(verdict), _target(line), _holds(verdict)])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    head = f"{about(run, 'the proxy on one core')} Peers choose workers by {run.peer_policy}."
+    head = f"{about(run, 'the proxy on one core')} Peers without a policy choose workers by {BLIND}."
     return f"{head}\n\n{table}\n{problems(run)}"
+
+
+def _ratio(verdict: LineVerdict) -> str:
+    return f"{verdict.ratio:.2f} ({verdict.best})" if verdict.ratio is not None else "–"
 
 
 def _to_before(line: ReportLine, records: Iterable[RowRecord]) -> str:

@@ -1,7 +1,9 @@
 """The subjects and their command lines: in front of one D, and in front of a P and a D.
 
-Peers choose workers by `round_robin`, the cheapest of their policies, or by `cache_aware`, their default, which looks
-for a known prefix as PPD does. PPD runs with its defaults, except limits that are lower than the load.
+A peer by its name alone chooses workers by `round_robin`, the cheapest of its policies; `PEER:POLICY` has another one.
+Those that a user would run in PPD's place know sessions: `cache_aware`, the peers' default, looks for a known prefix as
+PPD does, and `consistent_hash` keeps a session where it is. PPD runs with its defaults, except limits that are lower
+than the load.
 """
 
 from __future__ import annotations
@@ -22,8 +24,14 @@ DIRECT = "direct"
 PPD = "ppd"
 PPD_TWICE = "ppd x 2"  # two processes on one core: the cost of sharing state
 BEFORE = "ppd before"  # another build of PPD, which the run is told of
-SUBJECTS = (DIRECT, PPD, PPD_TWICE, *PEERS)
-POLICIES = ("round_robin", "cache_aware")  # that all peers have
+BLIND = "round_robin"  # the policy of a peer that none is named of
+AWARE = (  # of sessions
+    "vllm-router:cache_aware",
+    "vllm-router:consistent_hash",
+    "sglang-router:cache_aware",
+    "smg:cache_aware",
+)
+SUBJECTS = (DIRECT, PPD, PPD_TWICE, *PEERS, *AWARE)
 _STREAMS = "32768"  # more than any row has open
 
 
@@ -68,12 +76,13 @@ class Subject:
         return self.plain if fleet is FleetKind.PLAIN else self.pair
 
 
-def subject(name: str, cache: Path, ppd_args: Sequence[str] = (), policy: str = POLICIES[0]) -> Subject:
-    """name: any of SUBJECTS but DIRECT; policy: of a peer."""
-    path = str(program(cache, name))
-    match name:
-        case "ppd" | "ppd x 2":
-            return several(1 if name == PPD else 2, ppd_args)
+def subject(name: str, cache: Path, ppd_args: Sequence[str] = ()) -> Subject:
+    """name: any of SUBJECTS but DIRECT."""
+    if name in (PPD, PPD_TWICE):
+        return several(1 if name == PPD else 2, ppd_args)
+    peer, _, policy = name.partition(":")
+    path, policy = str(program(cache, peer)), policy or BLIND
+    match peer:
         case "vllm-router":
             return Subject(name, partial(_vllm_plain, path, policy), partial(_vllm_pair, path, policy))
         case _:

@@ -128,7 +128,7 @@ class PeerRouting:
         stack.callback(self._held.close)
         port, metrics = free_ports(2)
         ports = SubjectPorts(port, metrics, self._held.ports[0], self._held.ports[0])
-        argv = subject(name, cache_folder(), policy="cache_aware").plain(ports)
+        argv = subject(f"{name}:cache_aware", cache_folder()).plain(ports)
         argv += [f"http://{HOST}:{port}" for port in self._held.ports[1:]]
         log = Path(stack.enter_context(TemporaryDirectory())) / "log"
         program = stack.enter_context(Program(argv, assign_cores(range(2)).proxy, log))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
+from benchmarks.overhead.peers import PEERS
 from benchmarks.overhead.records import Durations, LoadResult, Machine, OverheadRun, RowRecord
 from benchmarks.overhead.report import LineVerdict, ReportCell, cells, compare, markdown
 from benchmarks.overhead.rows import LINES, ROWS, Better, ReportLine
+from benchmarks.overhead.subjects import SUBJECTS, SubjectPorts, subject
 
 
 def rate(record: RowRecord) -> float | None:
@@ -111,3 +115,31 @@ def test_another_build_is_compared_within_each_repetition() -> None:
     )
     assert "| c=16, requests/s | 4 | 4 | 1.75 (1.50, 2.00) |" in markdown(run)
     assert "ppd / before" not in markdown(msgspec.structs.replace(run, records=run.records[:1]))
+
+
+def test_peers_that_know_sessions_are_a_comparison_of_their_own() -> None:
+    rates = {"ppd": 20, "smg": 40, "smg:cache_aware": 10, "vllm-router:consistent_hash": 5}
+    run = OverheadRun(
+        date="2026-01-01",
+        seconds=2.0,
+        repetitions=1,
+        machine=Machine("a core", 2, 8, "6.1", "3.11"),
+        versions={},
+        ppd_args=(),
+        took_s=1.0,
+        records=tuple(record(name, right, row="c=16") for name, right in rates.items()),
+    )
+    table = markdown(run)
+    assert "| ppd / best that knows sessions | ppd / best peer |" in table
+    assert "| c=16, requests/s | 10 | 20 | 2 | 5 | 2.00 (smg:cache_aware) | 0.50 (smg) |" in table
+
+
+@pytest.mark.parametrize("name", SUBJECTS[1:])
+def test_a_subject_is_named_with_the_policy_that_it_is_started_with(tmp_path: Path, name: str) -> None:
+    one = subject(name, tmp_path)
+    argv = one.plain(SubjectPorts(1, 2, 3, 4))
+    peer, _, policy = name.partition(":")
+    assert one.name == name
+    assert peer.split()[0] == Path(argv[0]).name
+    if peer in PEERS:
+        assert argv[argv.index("--policy") + 1] == (policy or "round_robin")

@@ -34,6 +34,7 @@ MOVING = [name for name in NAMES if name != "none"]
 KEYED = ("nixl_push", "mooncake", "moriio", "moriio_read", "sglang", "trtllm", "trtllm_gen_first")
 TOLD_BY_P = {  # a member of P's answer without which D must not be sent it, and what the proxy calls that
     "nixl": ("remote_block_ids", "remote_block_ids_empty"),
+    "nixl_push": ("remote_block_ids", "remote_block_ids_empty"),
     "moriio_read": ("remote_engine_id", "params_incomplete"),
     "trtllm": ("encoded_opaque_state", "opaque_state_missing"),
 }

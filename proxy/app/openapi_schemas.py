@@ -162,6 +162,7 @@ _WORKER = _object(
         "engine_version": _NAME,
         "connector": _NAME,
         "missing_coordinates": _list(_NAME),
+        "keeps_prefixes": {"type": ["boolean", "null"]},
         "source": {"enum": [*Source]},
         "x": {"type": ["number", "null"]},
         "profile": _NAME,

@@ -27,8 +27,8 @@ from ...decision_table.score import Weights
 from ...decision_table.table import DecisionTable, find
 from ...discovery.heartbeat_listener import curve_keys
 from ...errors import ConfigError, PPDError
-from ...fleet.engine_metrics import metrics_path
-from ...fleet.worker import Role, Worker
+from ...fleet.engine_metrics import PEER_FAILURES, metrics_path
+from ...fleet.worker import PREFIX_CACHE, Role, Worker
 from ...health.probe import EngineStatus, probe, reason_of
 from ...plane import IS_BUILT
 from ...runtime.tls import worker_tls
@@ -213,6 +213,7 @@ class _Listed(msgspec.Struct):
     engine_version: str
     connector: str
     missing_coordinates: tuple[str, ...] = ()  # as of an older proxy
+    keeps_prefixes: bool | None = None  # as far as it has told; as of an older proxy
 
 
 class _Workers(msgspec.Struct):
@@ -271,9 +272,10 @@ def _listed(admin: Said) -> list[WorkerFact] | None:
 
 
 def _told_coordinates(entry: _Listed) -> dict[str, str]:
-    """Those that are not said to be missing; the admin API hides their values."""
+    """Those that are not said to be missing; the admin API hides the values of all but one."""
     known = CONNECTORS[entry.connector].coordinates if entry.connector in CONNECTORS else ()
-    return {name: "" for name in known if name not in entry.missing_coordinates}
+    told = {name: "" for name in known if name not in entry.missing_coordinates and name != PREFIX_CACHE}
+    return told if entry.keeps_prefixes is None else {**told, PREFIX_CACHE: str(entry.keeps_prefixes).lower()}
 
 
 # -- workers, as seen from here
@@ -337,5 +339,5 @@ def counts_of(counters: Mapping[str, float]) -> EngineCounts:
         local_hits=first("local_cache_hit", "vllm:prefix_cache_hits_total"),
         transferred=first("external_kv_transfer", "vllm:external_prefix_cache_hits_total"),
         expired=first("vllm:nixl_num_kv_expired_reqs_total"),
-        failed=first("vllm:nixl_num_failed_transfers_total"),
+        failed=first("vllm:nixl_num_failed_transfers_total", PEER_FAILURES),
     )

@@ -20,6 +20,7 @@ from ppd.proxy.fleet.worker import Role
 from ppd.servers.fleet.ports import free_ports
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.launch import running_engine
+from tests.e2e.fleet.connector_fleets import NAMES, ConnectorFleet
 
 pytestmark = pytest.mark.e2e
 ADMIN_KEY = "operator"  # what `start_fleet` sets
@@ -232,3 +233,25 @@ async def test_engines_other_than_vllms_say_where_they_keep_nothing(tmp_path: Pa
     assert report.levels("prefixes on D") == ["WARN", "SKIP"]
     assert "D1 has no radix cache" in report.messages("prefixes on D")
     assert "D2 does not tell" in report.messages("prefixes on D")
+
+
+BAD = {  # checks that warn or fail where all is well, with what they say
+    "sglang": {"prefixes on D": ("WARN", "no radix cache")},
+    "trtllm": {"prefixes on D": ("WARN", "reuses no blocks")},
+    "none": {"handoff": ("FAIL", "pulled nothing")},
+}
+
+
+@pytest.mark.parametrize("connector", NAMES)
+async def test_what_a_healthy_fleet_of_each_connector_is_told(connector: str) -> None:
+    async with AsyncExitStack() as stack:
+        told = {"trtllm": ",prefix_cache=false"}
+        fleet = await ConnectorFleet.start(stack, connector, "P1 D1", mode=Mode.TABLE, told=told)
+        report = await diagnose("--proxy", fleet.field.base_url, *WITH_KEY)
+    bad = report.bad()
+    if connector == "lmcache":  # whose P may answer before its KV is there
+        assert bad.pop("handoff", "WARN") == "WARN"
+    expected = BAD.get(connector, {})
+    assert bad == {check: level for check, (level, _) in expected.items()}, report.document["findings"]
+    assert all(words in report.messages(check) for check, (_, words) in expected.items())
+    assert report.levels("turn 1") == report.levels("turn 2") == ["OK"]

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from ..connectors import CONNECTORS, goes_by_address
+from ..connectors.lmcache import LMCache, unpaired_ports
 from ..connectors.moriio import MoRIIO, MoRIIORead, told_by_ping
 from ..connectors.p2p_nccl import P2pNccl
 from ..errors import FormatError
@@ -183,6 +184,8 @@ def check_coordinates(coordinates: dict[str, str], connector: str) -> dict[str, 
     for name in known.keys() & coordinates.keys():
         if known[name].pattern.fullmatch(coordinates[name]) is None:
             raise FormatError(f"{name}: must be {known[name].allowed}")
+    if connector == LMCache.name and unpaired_ports(coordinates):
+        raise FormatError("receiver_init_port: must have as many ports as receiver_alloc_port, one of each rank")
     return coordinates
 
 

@@ -163,6 +163,7 @@ _WORKER = _object(
         "connector": _NAME,
         "missing_coordinates": _list(_NAME),
         "keeps_prefixes": {"type": ["boolean", "null"]},
+        "reads_back": {"type": "boolean"},
         "source": {"enum": [*Source]},
         "x": {"type": ["number", "null"]},
         "profile": _NAME,

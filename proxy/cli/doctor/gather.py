@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ...config import ProxyConfig, build
 from ...connectors import CONNECTORS
+from ...connectors.nixl import READS_BACK
 from ...connectors.queries import query_of
 from ...decision_table.score import Weights
 from ...decision_table.table import DecisionTable, find
@@ -70,9 +71,13 @@ class ProxyClient:
     async def operator(self, path: str) -> Said:
         return await self._ask("GET", path, self._admin, None, ASK_S)
 
-    async def client(self, path: str, body: object = None, *, session_id: str = "", timeout_s: float = ASK_S) -> Said:
-        """A request as a client sends it: GET without a body, else POST."""
+    async def client(
+        self, path: str, body: object = None, *, session_id: str = "", forced: str = "", timeout_s: float = ASK_S
+    ) -> Said:
+        """A request as a client sends it: GET without a body, else POST. forced: a route, by the admin key."""
         headers = self._client | ({"X-Session-ID": session_id} if session_id else {})
+        if forced:
+            headers |= {**self._admin, "X-PPD-Force-Route": forced}
         data = None if body is None else msgspec.json.encode(body)
         return await self._ask("GET" if data is None else "POST", path, headers, data, timeout_s)
 
@@ -214,6 +219,7 @@ class _Listed(msgspec.Struct):
     connector: str
     missing_coordinates: tuple[str, ...] = ()  # as of an older proxy
     keeps_prefixes: bool | None = None  # as far as it has told; as of an older proxy
+    reads_back: bool = False
 
 
 class _Workers(msgspec.Struct):
@@ -272,10 +278,12 @@ def _listed(admin: Said) -> list[WorkerFact] | None:
 
 
 def _told_coordinates(entry: _Listed) -> dict[str, str]:
-    """Those that are not said to be missing; the admin API hides the values of all but one."""
+    """Those that are not said to be missing; the admin API hides the values of most."""
     known = CONNECTORS[entry.connector].coordinates if entry.connector in CONNECTORS else ()
-    told = {name: "" for name in known if name not in entry.missing_coordinates and name != PREFIX_CACHE}
-    return told if entry.keeps_prefixes is None else {**told, PREFIX_CACHE: str(entry.keeps_prefixes).lower()}
+    seen = {} if entry.keeps_prefixes is None else {PREFIX_CACHE: str(entry.keeps_prefixes).lower()}
+    seen |= {READS_BACK: "true"} if entry.reads_back else {}
+    hidden = set(known) - {PREFIX_CACHE, READS_BACK, *entry.missing_coordinates}
+    return dict.fromkeys(hidden, "") | seen
 
 
 # -- workers, as seen from here

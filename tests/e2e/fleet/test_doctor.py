@@ -14,12 +14,15 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner, Result
 
+from ppd.proxy.cli.doctor import probe
 from ppd.proxy.cli.doctor.command import command
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import Role
 from ppd.servers.fleet.ports import free_ports
 from ppd.servers.sim.core.config import SimConfig
+from ppd.servers.sim.core.fault_orders import Faults
 from ppd.servers.sim.launch import running_engine
+from tests.e2e.failures.fleet import FaultFleet
 from tests.e2e.fleet.connector_fleets import NAMES, ConnectorFleet
 
 pytestmark = pytest.mark.e2e
@@ -255,3 +258,25 @@ async def test_what_a_healthy_fleet_of_each_connector_is_told(connector: str) ->
     assert bad == {check: level for check, (level, _) in expected.items()}, report.document["findings"]
     assert all(words in report.messages(check) for check, (_, words) in expected.items())
     assert report.levels("turn 1") == report.levels("turn 2") == ["OK"]
+
+
+@pytest.mark.parametrize(
+    ("on_p", "on_d", "level", "words"),
+    [
+        (True, True, "OK", "P1 read back"),
+        (False, True, "FAIL", "P1 did not read back from D1: no answer in 1 s"),  # it hangs
+        (True, False, "WARN", "D1 told no handle"),
+    ],
+)
+async def test_a_p_that_only_says_that_it_reads_back_is_found(
+    on_p: bool, on_d: bool, level: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "READ_BACK_S", 1.0 if not on_p else 60.0)
+    async with FaultFleet.of("") as field:
+        for name, has_it in (("P1", on_p), ("D1", on_d)):
+            await field.add(name, options=",bidirectional_kv_xfer=true", bidirectional_kv_xfer=has_it)
+        report = await diagnose("--proxy", field.base_url, *WITH_KEY)
+        for engine in field.engines.values():
+            engine.faults = Faults()  # what hangs may end
+    assert report.levels("readback") == [level]
+    assert words in report.messages("readback")

@@ -42,6 +42,7 @@ KEYS_HERE = (
     *("encoder_batch", "encoder_strip", "encoder_timeout_s", "media_limit"),
     *("receipt_log", "access_log", "log_level", "log_format", "log_lines_per_minute"),
 )
+_NONE = "no list, so none is allowed"
 CHOSEN = [name for name in CONNECTORS if is_of_sidecars(name)]
 
 
@@ -154,7 +155,8 @@ async def _serve(options: SidecarOptions, listening: socket.socket) -> None:
     log.info(
         "ppd sidecar: %s:%d before the engine %s; P that it may ask: %s; E: %s",
         *(config.host, config.port, options.engine),
-        *(each.text or "no list, so none is allowed" for each in (options.allow_list, options.encoder_list)),
+        ",".join(filter(None, (options.allow_list.text, *options.prefills))) or _NONE,
+        options.encoder_list.text or _NONE,
     )
     await serve(sidecar, listening, stop)
 

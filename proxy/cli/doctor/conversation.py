@@ -78,8 +78,9 @@ def _moved(check: str, index: int, turn: TurnFact, prefill: WorkerFact | None) -
     grown = turn.grown(turn.decode)
     if grown is None or grown.transferred is None:
         said = f"{which}: the metrics of {turn.decode} do not tell what it pulled"
-        is_vllm = prefill is None or prefill.worker.engine == "vllm"
-        return Finding(Level.SKIP, check, said, "Run the doctor where the worker's /metrics can be read." * is_vllm)
+        is_other = prefill is not None and prefill.worker.engine in remedies.OTHERS
+        remedy = "" if is_other else "Run the doctor where the worker's /metrics can be read."
+        return Finding(Level.SKIP, check, said, remedy)
     return _pulled(check, index, turn, grown, connector)
 
 
@@ -181,7 +182,7 @@ def nothing_is_lost(facts: Facts) -> Iterator[Finding]:
 
 
 def _counts_none(fact: WorkerFact) -> bool:
-    return fact.worker.engine != "vllm" or fact.worker.connector in UNCOUNTED
+    return fact.worker.engine in remedies.OTHERS or fact.worker.connector in UNCOUNTED
 
 
 def _sum(growth: list[EngineCounts], name: str) -> int:

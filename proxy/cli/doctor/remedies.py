@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ...fleet.worker import Worker
 
+OTHERS = ("sglang", "trtllm")  # engines whose metrics and flags are not vLLM's
 _LOGS = "and at the logs of both."
 HANDOFF: Mapping[str, str] = {
     "nixl": "Look at kv_transfer_params in P's answer, at P's VLLM_NIXL_SIDE_CHANNEL_HOST (it must be reachable from "

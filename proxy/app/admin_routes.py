@@ -11,11 +11,11 @@ from quart import Blueprint, Response, request
 from ..admission.auth import check_admin, lowered
 from ..assembly import Proxy
 from ..config import ProxyConfig, convert
-from ..connectors import missing_coordinates
+from ..connectors import missing_coordinates, reads_back
 from ..errors import NotFound, RequestError
 from ..fleet.ledger import backlog
 from ..fleet.view import NEVER_S, WorkerView
-from ..fleet.worker import Source
+from ..fleet.worker import PREFIX_CACHE, Source
 from ..laws.worker_laws import WorkerLaws
 from ..policy import Limits
 from ..sessions.session import SessionSummary
@@ -199,6 +199,8 @@ def _worker(view: WorkerView, now_s: float) -> dict[str, object]:
         "engine_version": worker.engine_version,
         "connector": worker.connector,
         "missing_coordinates": missing_coordinates(worker),
+        "keeps_prefixes": worker.keeps_prefixes if PREFIX_CACHE in worker.coordinates else None,
+        "reads_back": reads_back(worker),
         "source": worker.source,
         "x": worker.x,
         "profile": worker.profile,

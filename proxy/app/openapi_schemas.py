@@ -162,6 +162,8 @@ _WORKER = _object(
         "engine_version": _NAME,
         "connector": _NAME,
         "missing_coordinates": _list(_NAME),
+        "keeps_prefixes": {"type": ["boolean", "null"]},
+        "reads_back": {"type": "boolean"},
         "source": {"enum": [*Source]},
         "x": {"type": ["number", "null"]},
         "profile": _NAME,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Protocol
 
-from ..fleet.worker import PREFIX_CACHE, PairingKind, Role, Worker
+from ..fleet.worker import PairingKind, Role, Worker
 from ..openai.request import Endpoint, Fields
 from .coordinates import Coordinate
 from .leg import Finished, Handoff, LegOrder, LegRequest, NoHandoff, Pair, plain_leg
@@ -33,7 +33,7 @@ __all__ = [
     "Connector",
     "answers_alone",
     "can_pair",
-    "goes_by_address",
+    "is_of_sidecars",
     "missing_coordinates",
     "plain_leg",
     "reads_back",
@@ -169,9 +169,9 @@ def splits(worker: Worker | PairingKind, endpoint: Endpoint) -> bool:
     return worker.connector not in UNSPLIT[endpoint]
 
 
-def goes_by_address(name: str) -> bool:
-    """Whether a SPLIT needs to know nothing of its workers but their addresses. NIXL's are READBACK's."""
-    return name == Nixl.name or not CONNECTORS[name].coordinates.keys() - {PREFIX_CACHE}
+def is_of_sidecars(name: str) -> bool:
+    """Whether a sidecar can run its legs: it is told what the connector must know of P, and asks nobody."""
+    return name not in (Mooncake.name, TrtLlmGenerationFirst.name)
 
 
 def can_pair(prefill: Worker | PairingKind, decode: Worker | PairingKind) -> bool:

@@ -29,6 +29,7 @@ _PORT = r"(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6(?:[0-4][0-9]{3}|5(?:[0-4][0-9]{2}|5
 ADDRESS = Coordinate("host:port", re.compile(rf"\S+:{_PORT}"))
 HOST = Coordinate("a host", re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]"))
 PORT = Coordinate("a port", re.compile(_PORT))
+PORTS = Coordinate("a port, or one of each rank as 7300+7301", re.compile(rf"{_PORT}(?:\+{_PORT}){{0,63}}"))
 COUNT = Coordinate("a number from 1 to 9999", re.compile(r"[1-9][0-9]{0,3}"))
 RANK = Coordinate("a number from 0 to 9999", re.compile(r"0|[1-9][0-9]{0,3}"))
 ENGINE = Coordinate("an engine's id", re.compile(r"[A-Za-z0-9_.:-]+"))

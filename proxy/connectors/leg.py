@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from ..fleet.worker import Worker
-from ..openai.answer_shapes import body_usage
-from ..openai.body_members import Edited, Part, decoded, encoded, members, spliced
+from ..openai.answer_shapes import Incomplete, UsageOnly, body_usage, usage_of
+from ..openai.body_members import Edited, Part, decoded, encoded, members, spliced, without_nan
 from ..openai.request import CHOOSING, Endpoint, Fields
 from ..readback.handles import Handle
 
@@ -111,6 +111,35 @@ class Handoff(msgspec.Struct, frozen=True):
 def counts_of(answer: bytes) -> Handoff:
     """Where D needs nothing of P's answer: what P has counted."""
     usage = body_usage(answer)
+    return Handoff({}, usage.prompt_tokens or 0, usage.cached_tokens)
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+
+
+class _Ended(UsageOnly):
+    """Why an answer ended, in whichever API's words: chat and completions, Messages, Responses."""
+
+    choices: list[_Choice] | None = None
+    stop_reason: str | None = None
+    incomplete_details: Incomplete | None = None
+
+
+_AT_LENGTH = ("length", "max_tokens", "max_output_tokens")
+
+
+def counts_at_length(answer: bytes) -> Handoff | NoHandoff:
+    """As `counts_of`, of a P that hands over only what ends for its length, and does not tell D when it does not."""
+    try:
+        ended = msgspec.json.decode(without_nan(answer) or answer, type=_Ended)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return NoHandoff("answer_undecodable")
+    cut = ended.incomplete_details.reason if ended.incomplete_details is not None else None
+    reasons = [choice.finish_reason for choice in ended.choices or ()] or [ended.stop_reason or cut]
+    if not all(reason in _AT_LENGTH for reason in reasons):
+        return NoHandoff("not_ended_by_length")
+    usage = usage_of(ended.usage)
     return Handoff({}, usage.prompt_tokens or 0, usage.cached_tokens)
 
 

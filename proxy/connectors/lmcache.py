@@ -1,18 +1,20 @@
 """LMCache: P first, then D, which finds the KV by its content.
 
 With a store that both share nothing is said. Where LMCache moves KV from P to D itself, P is told where D receives it:
-known of a D with `receiver_init_port` and `receiver_alloc_port`. P's answer may come before its KV; D computes what is
-not there yet. Source: LMCache 0.5 with vLLM; the layout is in docs/protocols.md.
+known of a D with `receiver_init_port` and `receiver_alloc_port`, of which each tensor-parallel rank has one. P's answer
+may come before its KV; D computes what is not there yet. Source: LMCache 0.5 with vLLM; the layout is in
+docs/protocols.md.
 """
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from ..openai.body_members import encoded
 from ..openai.request import Endpoint, Fields
-from .coordinates import HOST, PORT
+from .coordinates import HOST, PORTS
 from .leg import Finished, Handoff, LegOrder, LegRequest, NoHandoff, Pair, counts_of, leg, plain_leg
 from .nixl import PARAMS
 from .prefill import engine_version, prefill_fields
@@ -20,11 +22,17 @@ from .prefill import engine_version, prefill_fields
 _PORTS = ("receiver_init_port", "receiver_alloc_port")
 
 
+def unpaired_ports(coordinates: Mapping[str, str]) -> bool:
+    """Whether P could not be told where each rank of this D receives, though some of it is known."""
+    counts = {coordinates[name].count("+") if name in coordinates else -1 for name in _PORTS}
+    return len(counts) > 1
+
+
 class LMCache:
     name = "lmcache"
     needs_handoff = False
     order = LegOrder.P_THEN_D
-    coordinates = MappingProxyType({"receiver_host": HOST, **dict.fromkeys(_PORTS, PORT)})  # D's
+    coordinates = MappingProxyType({"receiver_host": HOST, **dict.fromkeys(_PORTS, PORTS)})  # D's
     decodes_alone = True
     finds_by_content = True
     endpoints = frozenset(Endpoint)
@@ -39,7 +47,8 @@ class LMCache:
         if all(name in told for name in _PORTS):
             host = told.get("receiver_host") or pair.decode.address.rpartition(":")[0].strip("[]")
             receiver = {"req_id": pair.key, "receiver_host": host}
-            body[PARAMS] = encoded({"disagg_spec": receiver | {name: [int(told[name])] for name in _PORTS}})
+            ports = {name: [int(port) for port in told[name].split("+")] for name in _PORTS}
+            body[PARAMS] = encoded({"disagg_spec": receiver | ports})
         return leg(endpoint, body, leg_id, fields)
 
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | Finished | NoHandoff:

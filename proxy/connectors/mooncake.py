@@ -1,8 +1,9 @@
 """Mooncake: both legs at once, under one transfer id; D asks P's bootstrap server where P is, and P writes the KV.
 
 D's leg names P's engine, whose id is new at each start: `GET /query` of the bootstrap server tells it, for each
-data-parallel rank. P writes only after a token that ends for its length, which `prefill_fields` sees to. A P that fails
-leaves D waiting. Source: vLLM's `MooncakeConnector`, 0.13 to 0.33; the layout is in docs/protocols.md.
+data-parallel rank. P writes only after a token that ends for its length, which `prefill_fields` sees to where the API
+lets it. A P that fails, or whose first token ends the answer all the same, leaves D waiting. Source: vLLM's
+`MooncakeConnector`, 0.13 to 0.33; the layout is in docs/protocols.md.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..fleet.worker import Role, Worker
 from ..openai.body_members import encoded
 from ..openai.request import Endpoint, Fields
 from .coordinates import ENGINE, HOST, PORT
-from .leg import Finished, Handoff, LegOrder, LegRequest, NoHandoff, Pair, answering_fields, counts_of, leg
+from .leg import Finished, Handoff, LegOrder, LegRequest, NoHandoff, Pair, answering_fields, counts_at_length, leg
 from .nixl import PARAMS
 from .prefill import engine_version, prefill_fields
 
@@ -51,7 +52,7 @@ class Mooncake:
         return made
 
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | Finished | NoHandoff:
-        return counts_of(answer)
+        return counts_at_length(answer)
 
     def decode_leg(
         self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str, handoff: Handoff | None

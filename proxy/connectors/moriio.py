@@ -3,7 +3,7 @@
 In WRITE mode both legs run at once, and P writes into D. In READ mode P answers which blocks hold the prompt, and D
 reads them. Which one it is the engines' config says, so each has a name here, and they do not pair. Engines tell their
 ports and sizes by pings. The addresses could also be in the `X-Request-Id`, but clients would see that as the answer's
-id. P hands over only after a token that ends for its length, which `prefill_fields` sees to.
+id. P hands over only after a token that ends for its length, which `prefill_fields` sees to where the API lets it.
 Source: vLLM's `MoRIIOConnector`, 0.14 to 0.33; the layout is in docs/protocols.md.
 """
 
@@ -29,7 +29,7 @@ from .leg import (
     NoHandoff,
     Pair,
     answering_fields,
-    counts_of,
+    counts_at_length,
     leg,
     plain_leg,
 )
@@ -68,7 +68,7 @@ class MoRIIO:
         return made
 
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | Finished | NoHandoff:
-        return counts_of(answer)
+        return counts_at_length(answer)
 
     def decode_leg(
         self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str, handoff: Handoff | None

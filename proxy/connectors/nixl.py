@@ -147,6 +147,23 @@ def kept_s(decode: Worker) -> int:
     return int(decode.coordinates.get(KEPT_S, KEPT_USUALLY_S))
 
 
+def push_counts(answer: bytes) -> Handoff | NoHandoff:
+    """What a P in push mode has counted. One whose answer names nothing to write would keep D waiting."""
+    try:
+        body = _ANSWER.decode(without_nan(answer) or answer)
+        params = _MEMBERS.decode(body.kv_transfer_params)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return NoHandoff("answer_undecodable")
+    if not params:
+        return NoHandoff("params_missing")
+    if _value(params, "transfer_mode") not in (None, "push"):
+        return NoHandoff("transfer_mode_not_push")
+    if not _pins_blocks(_value(params, "remote_block_ids")):
+        return NoHandoff("remote_block_ids_empty")
+    usage = usage_of(body.usage)
+    return Handoff({}, usage.prompt_tokens or 0, usage.cached_tokens)
+
+
 def handle_params(told: bytes, decode: Worker, handoff: Handoff) -> bytes | None:
     """A D's handle as a P may be given it; None for one that would hang P's request, or pair other blocks.
 

@@ -14,8 +14,8 @@ from ..fleet.worker import Role
 from ..openai.body_members import decoded, encoded
 from ..openai.request import Endpoint, Fields
 from .coordinates import COUNT, ENGINE, HOST, PORT
-from .leg import Finished, Handoff, LegOrder, LegRequest, NoHandoff, Pair, answering_fields, counts_of, leg
-from .nixl import ASK, PARAMS
+from .leg import Finished, Handoff, LegOrder, LegRequest, NoHandoff, Pair, answering_fields, leg
+from .nixl import ASK, PARAMS, push_counts
 from .prefill import engine_version, prefill_fields
 
 SIDE_CHANNEL_PORT = "5600"  # the engine's default
@@ -49,7 +49,7 @@ class NixlPush:
         return leg(endpoint, {**_named(endpoint, body, pair.key), PARAMS: ASK}, pair.key, fields)
 
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | Finished | NoHandoff:
-        return counts_of(answer)
+        return push_counts(answer)
 
     def decode_leg(
         self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str, handoff: Handoff | None

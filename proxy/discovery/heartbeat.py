@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from ..connectors import CONNECTORS, goes_by_address
+from ..connectors import CONNECTORS, is_of_sidecars
+from ..connectors.lmcache import LMCache, unpaired_ports
 from ..connectors.moriio import MoRIIO, MoRIIORead, told_by_ping
 from ..connectors.p2p_nccl import P2pNccl
 from ..errors import FormatError
@@ -183,6 +184,8 @@ def check_coordinates(coordinates: dict[str, str], connector: str) -> dict[str, 
     for name in known.keys() & coordinates.keys():
         if known[name].pattern.fullmatch(coordinates[name]) is None:
             raise FormatError(f"{name}: must be {known[name].allowed}")
+    if connector == LMCache.name and unpaired_ports(coordinates):
+        raise FormatError("receiver_init_port: must have as many ports as receiver_alloc_port, one of each rank")
     return coordinates
 
 
@@ -202,9 +205,9 @@ def check_labels(labels: dict[str, str]) -> dict[str, str]:
 
 
 def check_sidecar(role: Role, connector: str, *, has_one: bool) -> bool:
-    """The same; FormatError for a worker that no sidecar can stand before: it knows a P by its address alone."""
-    if has_one and (role not in ANSWERING or (connector in CONNECTORS and not goes_by_address(connector))):
-        raise FormatError("sidecar: must be of a D or R, whose connector needs no coordinates")
+    """The same; FormatError for a worker that no sidecar can stand before: it asks no P for what D is told of it."""
+    if has_one and (role not in ANSWERING or (connector in CONNECTORS and not is_of_sidecars(connector))):
+        raise FormatError("sidecar: must be of a D or R, whose connector need not ask P for its coordinates")
     return has_one
 
 

@@ -34,6 +34,7 @@ _CACHES = {  # with the labels of how many blocks there are, and of how many tok
 _CACHE_PARTS = ("trtllm_kv_cache_max_blocks", "trtllm_kv_cache_tokens_per_block")  # as values, of which the product
 _BORN = "process_start_time_seconds"
 
+PEER_FAILURES = "vllm:kv_offload_tiering_promotion_job_failures_total"  # of a tier of its offloading, as peers are
 COUNTERS = (
     "vllm:prompt_tokens_total",
     "vllm:prefix_cache_queries_total",
@@ -42,6 +43,7 @@ COUNTERS = (
     "vllm:nixl_num_failed_transfers_total",
     "vllm:nixl_num_kv_expired_reqs_total",
     "vllm:nixl_num_notifications_after_expiry_total",
+    PEER_FAILURES,
 )
 BY_SOURCE = "vllm:prompt_tokens_by_source_total"  # counted as `NAME{source}`
 _WANTED = (*_RUNNING, *_WAITING, *_KV_USAGE, *_CACHES, *_CACHE_PARTS, _BORN, BY_SOURCE, *COUNTERS)

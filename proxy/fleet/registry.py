@@ -125,8 +125,9 @@ class Registry:
         configured = view.configured
         is_told = configured is None or configured.kv_events == NO_EVENTS  # else the config says it
         coordinates = view.worker.coordinates
-        is_same = bool(found.incarnation) and found.incarnation == view.incarnation
-        # What the same process told before still holds where it was not to be asked this time.
+        # One that does not say which process it is has not begun anew as far as is known, unless it was away.
+        is_same = found.incarnation == view.incarnation if found.incarnation else view.up
+        # What the same process told before still holds where it could not be asked this time.
         if configured is not None and (found.coordinates or not is_same):
             coordinates = {**configured.coordinates, **found.coordinates}
         worker = replace_worker(

@@ -30,16 +30,16 @@ from ..openai.answer import AnswerObserver
 from ..openai.body_members import Edited, encoded
 from ..openai.edits import edited_body, finished_body
 from ..openai.reply_key import ReplyKey
-from ..openai.request import Endpoint, Fields
+from ..openai.request import Fields
 from ..openai.stream_relay import StreamRelay
 from ..policy import Route
 from ..telemetry.receipts import LegRecord
-from ..upstream.answer_checks import check_begun, check_whole, has_begun
+from ..upstream.answer_checks import check_begun, check_whole, until_begun
 from ..upstream.call import Answer, Call, Expiry, Timeouts
 from ..upstream.client import Upstream
 from ..upstream.relayed_headers import RelayedHeaders
 from ..upstream.sidecar import LEGS, legs_told
-from ..upstream.two_legs import TwoLegs
+from ..upstream.two_legs import NotHandedOver, TwoLegs
 from .attempt import Attempt, OpenAnswer
 from .by_sidecar import error_by_prefill, note_legs, sidecar_leg
 from .handoff_release import HandoffRelease
@@ -50,7 +50,6 @@ log = logging.getLogger(__name__)
 
 SESSION_MEMBER = "session_id"
 JSON, EVENT_STREAM = "application/json", "text/event-stream; charset=utf-8"
-OPENING_LIMIT_BYTES = 8 * 1024 * 1024  # of a stream before its first event; a single event of 4 MiB is in pieces
 
 
 class Dispatcher:
@@ -105,11 +104,7 @@ class Dispatcher:
                 if connector.order.is_joint and not writes_into_decode(connector):
                     return await opening
                 return await self._handoff_release.shielded(opening, attempt)
-            kind = attempt.answering_leg
-            worker = attempt.decision.decode.worker
-            fields = self._fields(attempt, worker)
-            leg = plain_leg(attempt.request.endpoint, fields, attempt.leg_id(kind[0]), worker.engine)
-            return await self._answered(attempt, leg, kind)
+            return await self._alone(attempt, attempt.answering_leg)
         except BaseException:
             if not attempt.is_left:  # else `HandoffRelease` closes it
                 attempt.close()
@@ -163,6 +158,13 @@ class Dispatcher:
             booking.free_prefill(self._now())
             self._admission.admit_waiting()
 
+    async def _alone(self, attempt: Attempt, kind: Leg, leg_id: str = "") -> OpenAnswer:
+        """The answering worker computes what it does not hold."""
+        worker = attempt.decision.decode.worker
+        fields = self._fields(attempt, worker)
+        leg = plain_leg(attempt.request.endpoint, fields, attempt.leg_id(leg_id or kind[0]), worker.engine)
+        return await self._answered(attempt, leg, kind)
+
     async def _together(self, attempt: Attempt, connector: Connector) -> OpenAnswer:
         """Both legs at once. P's counts may come after D's first event; P's KV cannot."""
         decision, endpoint = attempt.decision, attempt.request.endpoint
@@ -181,13 +183,29 @@ class Dispatcher:
                 # It may be D that hangs.
                 exc.is_of_pair = waits and (exc.phase, exc.cause) == (Phase.SENT, Cause.TIMEOUT)
                 raise
-            if isinstance(found, Handoff):
-                attempt.handoff = replace(found, params=untold.params)
+            if not isinstance(found, Handoff):
+                raise NotHandedOver
+            attempt.handoff = replace(found, params=untold.params)
 
         attempt.both = both = TwoLegs(prefilled(), self._answered(attempt, to_d, Leg.DECODE), decode_first=waits)
-        opened = await both.answer()
+        try:
+            opened = await both.answer()
+        except NotHandedOver:
+            return await self._not_handed_over(attempt)
         both.when_prefilled(lambda error: self._beside(attempt, opened, error))
         return opened
+
+    async def _not_handed_over(self, attempt: Attempt) -> OpenAnswer:
+        """P has answered, but D's leg, which has ended, waited for nothing: D computes the prompt itself."""
+        attempt.both = attempt.handoff = None
+        if attempt.answer is not None:
+            attempt.answer.close()
+            attempt.answer = None
+        if attempt.leg is not None:
+            self._end_leg(attempt, attempt.leg)
+        if attempt.is_left:
+            raise asyncio.CancelledError
+        return await self._alone(attempt, Leg.DECODE, "a")
 
     def _beside(self, attempt: Attempt, opened: OpenAnswer, error: BaseException | None) -> None:
         """P's leg has ended, and D answers: whatever became of P, that goes on. D counts as cached what P sent it."""
@@ -200,6 +218,8 @@ class Dispatcher:
             self._health.failed(Leg.PREFILL, error, decision, attempt.asked_s)
             self._metrics.failures.labels(Leg.PREFILL, error.phase, error.cause).inc()
             log.warning("request %s: P's leg failed after D's answer began: %s", attempt.receipt.id, error)
+        elif isinstance(error, NotHandedOver):  # D did without
+            self._health.prefilled(decision, moved=False)
         else:
             self._health.prefill_left(decision)
             if not isinstance(error, asyncio.CancelledError):
@@ -339,32 +359,11 @@ class Dispatcher:
             relay = None
         else:
             relay = StreamRelay(request.endpoint, attempt.edits(record, redaction), observer)
-            first = await self._until_first_event(answer, relay, observer, request.endpoint)
+            first = await until_begun(request.endpoint, answer, relay, observer, self._stream_timeouts.idle_s)
             check_begun(observer, view, redaction)
             record.first_event_s = self._now() - attempt.started_s
         headers = answer.relayed(self._header_rules)
         return OpenAnswer(answer.content_type, first, observer, reply, relay, headers)
-
-    async def _until_first_event(
-        self, answer: Answer, relay: StreamRelay, observer: AnswerObserver, endpoint: Endpoint
-    ) -> bytes:
-        """The client's first bytes."""
-        parts, events, held_bytes = list[bytes](), 0, 0
-        now = asyncio.get_running_loop().time
-        # One limit for all reads: a worker that only sends comments has not answered.
-        by_s = now() + answer.first_s
-        while not has_begun(endpoint, observer):
-            chunk = await answer.chunk(by_s=by_s)
-            if not chunk:
-                raise answer.failure("the worker ended its answer before it began", Cause.RESET)
-            parts.append(relay.feed(chunk))
-            held_bytes += len(parts[-1])
-            if observer.summary.events == 0 and held_bytes > OPENING_LIMIT_BYTES:
-                raise answer.failure("the worker sends only comments", Cause.MALFORMED)
-            if events == 0 < observer.summary.events:
-                events = observer.summary.events
-                by_s = now() + self._stream_timeouts.idle_s
-        return b"".join(parts)
 
     def _refusal(self, answer: Answer, body: bytes, attempt: Attempt, view: WorkerView) -> LegError:
         """A worker's error as ours; only its status where the text names this worker or its P."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from ..errors import LegError, refusal
@@ -10,7 +12,10 @@ from ..fleet.view import WorkerView
 from ..openai.answer import AnswerObserver, AnswerSummary
 from ..openai.edits import Redaction
 from ..openai.request import CHOOSING, Endpoint
+from ..openai.stream_relay import StreamRelay
+from .call import Answer
 
+OPENING_LIMIT_BYTES = 8 * 1024 * 1024  # of a stream before its first event; a single event of 4 MiB is in pieces
 ABORTED = "abort"  # the finish reason of an engine that gave up
 
 
@@ -23,6 +28,28 @@ def has_begun(endpoint: Endpoint, observer: AnswerObserver) -> bool:
     # answer, the usage after it tells whether there was a token.
     is_open = summary.events > 1 and summary.finish_reason is None
     return endpoint in CHOOSING and is_open
+
+
+async def until_begun(
+    endpoint: Endpoint, answer: Answer, relay: StreamRelay, observer: AnswerObserver, idle_s: float
+) -> bytes:
+    """The client's first bytes of a stream. idle_s: between two events; the first one has the answer's own time."""
+    parts, events, held_bytes = list[bytes](), 0, 0
+    now = asyncio.get_running_loop().time
+    # One limit for all reads: a worker that only sends comments has not answered.
+    by_s = now() + answer.first_s
+    while not has_begun(endpoint, observer):
+        chunk = await answer.chunk(by_s=by_s)
+        if not chunk:
+            raise answer.failure("the worker ended its answer before it began", Cause.RESET)
+        parts.append(relay.feed(chunk))
+        held_bytes += len(parts[-1])
+        if observer.summary.events == 0 and held_bytes > OPENING_LIMIT_BYTES:
+            raise answer.failure("the worker sends only comments", Cause.MALFORMED)
+        if events == 0 < observer.summary.events:
+            events = observer.summary.events
+            by_s = now() + idle_s
+    return b"".join(parts)
 
 
 def check_begun(observer: AnswerObserver, view: WorkerView, redaction: Redaction) -> None:

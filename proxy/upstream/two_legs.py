@@ -15,6 +15,10 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
+class NotHandedOver(Exception):
+    """P's leg has ended well, but D gets nothing of it, and would wait."""
+
+
 class LegsState(Enum):
     BOTH = auto()  # both are under way
     DECODE = auto()  # P has done its part, and D's first event is awaited
@@ -26,7 +30,7 @@ class LegsState(Enum):
 
 class LegsEvent(Enum):
     PREFILLED = auto()  # P's whole answer is here, and is a good one
-    PREFILL_FAILED = auto()
+    PREFILL_FAILED = auto()  # or it handed nothing over
     BEGAN = auto()  # D's first event is here
     DECODE_FAILED = auto()
     LEFT = auto()  # the client left, and D would keep blocks for what an aborted P does not send

@@ -113,6 +113,21 @@ def heartbeat_of(identity: Identity, status: EngineStatus, phase: AgentPhase) ->
     )
 
 
+def completed(status: EngineStatus, last: EngineStatus, *, was_away: bool) -> EngineStatus:
+    """A busy engine may be late with some answers: its last ones are better than none, if it has not begun anew.
+
+    was_away: it has missed a probe since `last`.
+    """
+    found = status.metrics.incarnation
+    is_same = found == last.metrics.incarnation if found else not was_away
+    if not status.coordinates and is_same:
+        status = replace(status, coordinates=last.coordinates)
+    if not status.scraped and last.healthy:
+        models = status if status.models else last
+        status = replace(status, metrics=last.metrics, models=models.models, aliases=models.aliases)
+    return status
+
+
 class Agent:
     """Announces one engine. `process` is None for an engine that the agent did not launch."""
 
@@ -219,12 +234,8 @@ class Agent:
             query=self._query,
             metrics_path=metrics_path(self._identity.engine),
         )
-        if status.healthy and not status.scraped and self._last.healthy:
-            # A busy engine may be late with its metrics; its last ones are better than none.
-            models = status if status.models else self._last
-            status = replace(status, metrics=self._last.metrics, models=models.models, aliases=models.aliases)
         if status.healthy:
-            self._last = status
+            self._last = status = completed(status, self._last, was_away=self._watch.missed > 0)
         return status
 
     async def _announce(self, phase: AgentPhase) -> None:

@@ -7,7 +7,9 @@ import contextlib
 import logging
 import sys
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,6 +33,12 @@ from ..vllm.launch import CONNECTORS as VLLM_CONNECTORS
 from ..vllm.launch import WILDCARDS, Device, EngineSpec, Launch
 from ..vllm.launch import command as vllm_command
 
+_SIZES = {
+    "--tensor-parallel-size": "tp_size",
+    "-tp": "tp_size",
+    "--pipeline-parallel-size": "pp_size",
+    "-pp": "pp_size",
+}
 _CONNECTORS = list(dict.fromkeys((*CONNECTORS, *PROTOCOLS)))
 
 
@@ -145,9 +153,17 @@ def _known_coordinates(options: AgentOptions) -> dict[str, str]:
     if protocol is None or options.attach or (options.engine == "vllm" and options.connector not in VLLM_CONNECTORS):
         return {}
     known = protocol.coordinates(own_end(options))
-    if options.connector == "nixl_push" and options.tensor_parallel > 1:
-        known["tp_size"] = str(options.tensor_parallel)
+    if options.connector == "nixl_push" and options.engine == "vllm":
+        sizes = {"tp_size": str(options.tensor_parallel)} | _sizes(options.engine_args)
+        known |= {name: size for name, size in sizes.items() if size != "1"}
     return known
+
+
+def _sizes(engine_args: Iterable[str]) -> dict[str, str]:
+    """What vLLM's own flags say of its ranks; the last one counts, as with vLLM."""
+    words = [part for arg in engine_args for part in (arg.split("=", 1) if arg.startswith("-") else (arg,))]
+    named = ((_SIZES.get(flag.replace("_", "-")), size) for flag, size in pairwise(words))
+    return {name: size for name, size in named if name is not None and size.isdecimal()}
 
 
 def _named(texts: tuple[str, ...], flag: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import click
 
 from ppd.proxy.cli.config_flags import KeyFlag
 from ppd.proxy.config import KEYS, Draft
-from ppd.proxy.connectors import CONNECTORS, goes_by_address
-from ppd.proxy.discovery.heartbeat import check_address
+from ppd.proxy.connectors import CONNECTORS, is_of_sidecars, missing_coordinates, usual_engine
+from ppd.proxy.discovery.heartbeat import check_address, check_coordinates
 from ppd.proxy.downstream.serve import listen
 from ppd.proxy.errors import ConfigError, ConfigErrors, FormatError, PPDError
+from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.gateway.headers import ENCODERS
 from ppd.proxy.runtime.log_output import fill_standard_streams
 from ppd.proxy.runtime.process import log_to_stderr, new_loop, stop_on_signals
@@ -40,14 +42,16 @@ KEYS_HERE = (
     *("encoder_batch", "encoder_strip", "encoder_timeout_s", "media_limit"),
     *("receipt_log", "access_log", "log_level", "log_format", "log_lines_per_minute"),
 )
-# A header names a P by its HTTP address, and nothing else is known of it.
-CHOSEN = [name for name in CONNECTORS if goes_by_address(name)]
+_NONE = "no list, so none is allowed"
+CHOSEN = [name for name in CONNECTORS if is_of_sidecars(name)]
 
 
 def options_of(
     engine: str,
     listen: str,
     connector: str,
+    prefill: tuple[str, ...],
+    coordinate: tuple[str, ...],
     allow_prefill: tuple[str, ...],
     prefill_tls: bool,
     sample_prefill: bool,
@@ -61,6 +65,7 @@ def options_of(
     **keys: object,
 ) -> SidecarOptions:
     """ConfigError names each flag that cannot be used."""
+    check_connector(connector)
     host, port = _address("listen", listen)
     scheme, _, address = engine.rpartition("://")
     if scheme not in ("", "http", "https"):
@@ -77,6 +82,8 @@ def options_of(
         engine=address.removesuffix("/"),
         engine_tls=scheme == "https",
         connector=connector,
+        coordinates=_coordinates("coordinate", Role.DECODE, address, coordinate, connector),
+        prefills=dict(_prefill(text, connector) for text in prefill),
         allow_list=AllowList(",".join(allow_prefill)),
         prefill_tls=prefill_tls,
         sample_prefill=sample_prefill,
@@ -86,6 +93,36 @@ def options_of(
         report=report,
         curve=curve_keys(curve_key, curve_server_key),
     )
+
+
+def check_connector(connector: str) -> None:
+    """ConfigError, which says why, for one whose legs a sidecar cannot run."""
+    if connector not in CHOSEN:
+        why = "its P tells D's leg only when it is asked, and a sidecar asks nobody"
+        raise ConfigError(f"connector = {connector}: must be {', '.join(CHOSEN)}: {why}", param="connector")
+
+
+def _prefill(text: str, connector: str) -> tuple[str, dict[str, str]]:
+    """HOST:PORT,NAME=VALUE,..., as among a config's workers."""
+    address, *told = text.split(",")
+    _address("prefill", address := address.lower())
+    return address, _coordinates("prefill", Role.PREFILL, address, told, connector)
+
+
+def _coordinates(flag: str, role: Role, address: str, texts: Iterable[str], connector: str) -> dict[str, str]:
+    """What the connector must know of this worker, all of it."""
+    pairs = [text.partition("=") for text in texts]
+    if not all(name and value for name, _, value in pairs):
+        raise ConfigError(f"{flag}: must be NAME=VALUE", param=flag)
+    try:
+        told = check_coordinates({name: value for name, _, value in pairs}, connector)
+    except FormatError as exc:
+        raise ConfigError(f"{flag}: {exc}", param=flag) from None
+    if missing := missing_coordinates(
+        Worker(role=role, address=address, connector=connector, engine=usual_engine(connector), coordinates=told)
+    ):
+        raise ConfigError(f"{flag}: {connector} must know {', '.join(missing)}", param=flag)
+    return told
 
 
 def _address(flag: str, text: str) -> tuple[str, int]:
@@ -118,7 +155,8 @@ async def _serve(options: SidecarOptions, listening: socket.socket) -> None:
     log.info(
         "ppd sidecar: %s:%d before the engine %s; P that it may ask: %s; E: %s",
         *(config.host, config.port, options.engine),
-        *(each.text or "no list, so none is allowed" for each in (options.allow_list, options.encoder_list)),
+        ",".join(filter(None, (options.allow_list.text, *options.prefills))) or _NONE,
+        options.encoder_list.text or _NONE,
     )
     await serve(sidecar, listening, stop)
 
@@ -130,7 +168,15 @@ command = click.Command(
     params=[
         click.Option(["--engine"], required=True, help="base URL of the engine, such as http://127.0.0.1:8200"),
         click.Option(["--listen"], required=True, help="host:port where the gateway reaches this sidecar"),
-        click.Option(["--connector"], type=click.Choice(CHOSEN), default="nixl", show_default=True),
+        click.Option(["--connector"], type=click.Choice(list(CONNECTORS)), default="nixl", show_default=True),
+        click.Option(
+            ["--coordinate"], multiple=True, help="NAME=VALUE that the connector must know of the engine; repeatable"
+        ),
+        click.Option(
+            ["--prefill"],
+            multiple=True,
+            help="HOST:PORT,NAME=VALUE,...: a P that may be named, with what the connector must know of it; repeatable",
+        ),
         click.Option(
             ["--allow-prefill"],
             multiple=True,

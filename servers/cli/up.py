@@ -25,7 +25,7 @@ from ..fleet.prepare import prepare
 from ..fleet.topology import Topology
 from ..sim.protocols import PROTOCOLS
 from ..vllm.launch import CONNECTORS
-from .sidecar import CHOSEN
+from .sidecar import check_connector
 
 READY_S = {"sim": 60.0, "vllm": 900.0}
 
@@ -110,9 +110,8 @@ def with_gateway(spec: FleetSpec, config: ProxyConfig) -> FleetSpec:
 
     ConfigError if Envoy is not installed, a port is taken, or the connector is one that no sidecar has.
     """
-    if spec.connector is not None and spec.connector not in CHOSEN:
-        allowed = " or ".join(CHOSEN)
-        raise ConfigError(f"connector = {spec.connector}: must be {allowed} with --gateway", param="connector")
+    if spec.connector is not None:
+        check_connector(spec.connector)
     if spec.readback:
         raise ConfigError("readback: sidecars read nothing back, so not with --gateway", param="readback")
     gateway = EnvoyGateway(program=find_envoy(), config=config)

@@ -18,10 +18,12 @@ from pathlib import Path
 import aiohttp
 
 from ppd.proxy.config import Mode
-from ppd.proxy.connectors.nixl import READS_BACK
+from ppd.proxy.connectors.nixl import READS_BACK, Nixl
+from ppd.proxy.connectors.nixl_push import NixlPush
 from ppd.proxy.fleet.worker import ANSWERING, Role
 
 from ..sim.protocols import PROTOCOLS
+from ..sim.protocols.legs import Own
 from ..vllm.launch import Launch
 from .gateway import EnvoyGateway, picker_flags, sidecar_flags
 from .ports import FIRST_PORT, FIRST_SIDE_CHANNEL, FIRST_SIDECAR, HOST
@@ -89,9 +91,34 @@ def _proxy(spec: FleetSpec) -> FleetProgram:
 
 
 def _sidecar(spec: FleetSpec, role: Role, worker: FleetProgram, listens: str) -> FleetProgram:
-    name, connector = f"{worker.name}-sidecar", spec.connector if role is Role.DECODE else None
-    flags = sidecar_flags(worker.address, listens, f"{HOST}:{spec.heartbeat_port}", connector)
+    name, connector = f"{worker.name}-sidecar", spec.connector
+    if role is not Role.DECODE and (connector is None or PROTOCOLS[connector].engine == "vllm"):
+        connector = None  # this R has none
+    known = () if connector is None or role is not Role.DECODE else _known_to_sidecar(spec, worker)
+    flags = sidecar_flags(worker.address, listens, f"{HOST}:{spec.heartbeat_port}", connector, known)
     return FleetProgram(name, listens, Launch((*_ppd("sidecar"), *flags), {}), spec.log_dir / f"{name}.log")
+
+
+def _known_to_sidecar(spec: FleetSpec, decode: FleetProgram) -> tuple[str, ...]:
+    """What a heartbeat tells the picker of this D and of each P, where the connector must know it."""
+    flags = [f"--coordinate={name}={value}" for name, value in _coordinates(spec, Role.DECODE, decode.address).items()]
+    for index in range(spec.workers.get(Role.PREFILL, 0)):
+        address = f"{HOST}:{FIRST_PORT[Role.PREFILL] + spec.port_offset + index}"
+        told = _coordinates(spec, Role.PREFILL, address)
+        if told:
+            flags.append(",".join((f"--prefill={address}", *(f"{name}={value}" for name, value in told.items()))))
+    return tuple(flags)
+
+
+def _coordinates(spec: FleetSpec, role: Role, address: str) -> dict[str, str]:
+    """As the worker's agent announces them."""
+    before = sum(count for other, count in spec.workers.items() if list(Role).index(other) < list(Role).index(role))
+    ordinal = before + int(address.rpartition(":")[2]) - FIRST_PORT[role] - spec.port_offset
+    own = Own(role, address, HOST, FIRST_SIDE_CHANNEL + spec.port_offset + ordinal)
+    told = PROTOCOLS[spec.connector or Nixl.name].coordinates(own)
+    if spec.connector == NixlPush.name and spec.tensor_parallel > 1:
+        told["tp_size"] = str(spec.tensor_parallel)
+    return told
 
 
 def _worker(spec: FleetSpec, role: Role, index: int, ordinal: int, advertised: str) -> FleetProgram:

@@ -51,8 +51,13 @@ def picker_flags(port: int) -> tuple[str, ...]:
     return "--port", str(own), "--picker-host", HOST, "--picker-port", str(picker)
 
 
-def sidecar_flags(engine: str, listen: str, picker: str, connector: str | None) -> tuple[str, ...]:
-    """engine, listen: host:port; picker: where it takes reports. Every P and E on this machine may be asked."""
+def sidecar_flags(
+    engine: str, listen: str, picker: str, connector: str | None, known: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    """engine, listen: host:port; picker: where it takes reports. Every P and E on this machine may be asked.
+
+    known: the flags that say what the connector must know of the engine and of each P.
+    """
     allowed = ("--allow-prefill", f"{HOST}/32", "--allow-encoder", f"{HOST}/32")
     flags = ("--engine", f"http://{engine}", "--listen", listen, "--report", picker, *allowed)
-    return flags if connector is None else (*flags, "--connector", connector)
+    return flags if connector is None else (*flags, "--connector", connector, *known)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from ppd.proxy.connectors import usual_engine
 from ppd.proxy.fleet.view import WorkerView
@@ -23,13 +24,18 @@ class Prefills:
         allow_list: AllowList,
         *,
         connector: str,
+        known: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
         tls: bool,
         samples: bool,
         choice: Callable[[Sequence[str]], str] = random.choice,
     ) -> None:
-        """samples: of several that are named it takes any; else the first."""
+        """known: what the connector must know of some P, by host:port, which may be named as if they were listed.
+
+        samples: of several that are named it takes any; else the first.
+        """
         self._allow_list = allow_list
         self._connector = connector
+        self._known = known
         self._tls = tls
         self._choice = choice if samples else None
 
@@ -38,7 +44,14 @@ class Prefills:
         named = entries_of(headers.get(HEADER, ""))
         if not named:
             return None
-        address = self._allow_list.check(named[0] if self._choice is None else self._choice(named), HEADER)
-        connector, engine = self._connector, usual_engine(self._connector)
-        worker = Worker(role=Role.PREFILL, address=address, connector=connector, engine=engine, tls=self._tls)
+        chosen = named[0] if self._choice is None else self._choice(named)
+        address = chosen.lower() if chosen.lower() in self._known else self._allow_list.check(chosen, HEADER)
+        worker = Worker(
+            role=Role.PREFILL,
+            address=address,
+            connector=self._connector,
+            engine=usual_engine(self._connector),
+            coordinates=dict(self._known.get(address, {})),
+            tls=self._tls,
+        )
         return WorkerView(worker=worker, name="P", incarnation="")

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ppd.proxy.connectors import splits
+from ppd.proxy.connectors import answers_alone, missing_coordinates, splits
 from ppd.proxy.encoders.choosing import NamedEncoders
 from ppd.proxy.errors import ConfigError, LegError, NoWorkerError, Overloaded, PPDError
 from ppd.proxy.failures import ROWS, Cause, ClientGets, HealthEffect, Leg, Phase
@@ -139,6 +139,8 @@ class HeaderRouter:
             return "endpoint_not_split"
         if request.prompt.previous_response_id is not None:
             return "stored_response"  # the history is in the engine
+        if prefill is not None and missing_coordinates(prefill.worker):
+            return "missing_coordinates"
         return "" if request.single_engine is None else "single_engine"
 
     async def _first_success(self, turn: _Turn, decision: Decision) -> tuple[Attempt, OpenAnswer]:
@@ -184,7 +186,7 @@ class HeaderRouter:
         is_by_handoff = prefill is not None and (gets is ClientGets.AFRESH or row.health is HealthEffect.PAIR)
         if not is_by_prefill and not is_by_handoff:
             raise _of_engine(exc)
-        if self._policy.on_failure is OnFailure.DECODE:
+        if self._policy.on_failure is OnFailure.DECODE and answers_alone(self._engine.worker):
             return self._decision(None, "prefill_failed" if is_by_prefill else "handoff_failed")
         if not is_by_prefill:
             raise exc

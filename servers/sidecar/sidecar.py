@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -54,6 +54,8 @@ class SidecarOptions:
     engine: str  # host:port
     engine_tls: bool = False
     connector: str = "nixl"
+    coordinates: Mapping[str, str] = field(default_factory=dict)  # the engine's, that the connector must know
+    prefills: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of P that may be named, by host:port
     allow_list: AllowList = field(default_factory=AllowList)
     prefill_tls: bool = False
     sample_prefill: bool = False
@@ -123,9 +125,14 @@ def assemble(
 
 def _engine(options: SidecarOptions, state: State) -> WorkerView:
     """It is taken to be up, as there is no other: each turn finds out for itself."""
-    name = options.connector
-    engine = usual_engine(name)
-    worker = Worker(role=Role.DECODE, address=options.engine, connector=name, engine=engine, tls=options.engine_tls)
+    worker = Worker(
+        role=Role.DECODE,
+        address=options.engine,
+        connector=options.connector,
+        engine=usual_engine(options.connector),
+        coordinates=dict(options.coordinates),
+        tls=options.engine_tls,
+    )
     state.registry.apply(Announcement(worker), state.now())
     view = state.registry.view(worker.id)
     assert view is not None, "it was added"
@@ -147,7 +154,11 @@ def _router(
         dispatcher,
         records,
         Prefills(
-            options.allow_list, connector=options.connector, tls=options.prefill_tls, samples=options.sample_prefill
+            options.allow_list,
+            connector=options.connector,
+            known=options.prefills,
+            tls=options.prefill_tls,
+            samples=options.sample_prefill,
         ),
         Encoders(options.encoder_list, tls=options.encoder_tls, own=own),
         engine,

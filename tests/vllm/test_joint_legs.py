@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from ppd.servers.fleet.process import EngineProcess
 from ppd.servers.vllm.cpu_install import ensure, unsupported_reason
 from ppd.servers.vllm.launch import TINY_NAME, command
 from ppd.servers.vllm.mooncake_parts import ensure_mooncake, environment_of
-from ppd.servers.vllm.tiny_model import ensure_model
+from ppd.servers.vllm.tiny_model import ModelShape, ensure_model
 from tests.support.fleet import has_work
 from tests.support.proxy import ProxyClient, running_proxy
 from tests.vllm.conftest import START_S, VllmFleet, with_env
@@ -34,31 +36,35 @@ LEASE_S = 60.0  # twice that of NIXL, after which P frees what a dead D cannot s
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=["nixl_push", "mooncake"])
 async def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmFleet]:
     """P, D and a proxy that keeps later turns on D."""
+    async with AsyncExitStack() as stack:
+        yield await start(stack, request.param, tmp_path_factory.mktemp(request.param))
+
+
+async def start(stack: AsyncExitStack, connector: str, logs: Path, *of_p: str) -> VllmFleet:
+    """of_p: further arguments of P."""
     if reason := unsupported_reason():
         pytest.skip(f"real vLLM is not tested here: {reason}")
-    connector, environment = request.param, ensure(print)
+    environment = ensure(print)
     model = ensure_model(environment)
     needs = environment_of(ensure_mooncake(environment, print)) if connector == "mooncake" else {}
     engines, urls, specs = {}, {}, {}
-    async with AsyncExitStack() as stack:
-        for role in (Role.PREFILL, Role.DECODE):
-            spec = replace(tiny_engine(role, model, environment.python), connector=connector)
-            log = tmp_path_factory.mktemp(connector) / f"{role}.log"
-            process = EngineProcess(with_env(command(spec), needs), log, name=role)
-            engines[role] = await stack.enter_async_context(process)
-            specs[role], urls[role] = spec, f"http://{spec.address}"
-        await asyncio.gather(*(engines[role].wait_healthy(urls[role], timeout_s=START_S) for role in urls))
-        p, d = specs[Role.PREFILL], specs[Role.DECODE]
-        told = {
-            "nixl_push": f"engine_id={p.address},side_channel_port={p.side_channel_port}",
-            "mooncake": f"bootstrap_port={p.side_channel_port}",
-        }[connector]
-        workers = (f"P={p.address},connector={connector},{told}", f"D={d.address},connector={connector}")
-        running = await stack.enter_async_context(
-            running_proxy(workers=workers, mode=Mode.ALWAYS_LOCAL, probe_interval_s=0.5)
-        )
-        await ProxyClient(*running).until(lambda: up(running[0]) == 2, START_S)
-        yield VllmFleet(*running, TINY_NAME, engines, urls, specs, stack, needs)
+    for role, given in ((Role.PREFILL, of_p), (Role.DECODE, ())):
+        spec = replace(tiny_engine(role, model, environment.python, *given), connector=connector)
+        process = EngineProcess(with_env(command(spec), needs), logs / f"{role}.log", name=role)
+        engines[role] = await stack.enter_async_context(process)
+        specs[role], urls[role] = spec, f"http://{spec.address}"
+    await asyncio.gather(*(engines[role].wait_healthy(urls[role], timeout_s=START_S) for role in urls))
+    p, d = specs[Role.PREFILL], specs[Role.DECODE]
+    told = {
+        "nixl_push": f"engine_id={p.address},side_channel_port={p.side_channel_port}",
+        "mooncake": f"bootstrap_port={p.side_channel_port}",
+    }[connector]
+    workers = (f"P={p.address},connector={connector},{told}", f"D={d.address},connector={connector}")
+    running = await stack.enter_async_context(
+        running_proxy(workers=workers, mode=Mode.ALWAYS_LOCAL, probe_interval_s=0.5)
+    )
+    await ProxyClient(*running).until(lambda: up(running[0]) == 2, START_S)
+    return VllmFleet(*running, TINY_NAME, engines, urls, specs, stack, needs)
 
 
 def up(proxy: Any) -> int:
@@ -186,3 +192,31 @@ async def test_a_p_that_is_gone_keeps_d_waiting_for_no_time_out(pair: VllmFleet)
     async with asyncio.timeout(120):
         seen = await pair.stream(messages, **body)
     assert (seen.status, seen.text, seen.done) == (200, right, True)
+
+
+EVERY_TOKEN = list(range(ModelShape().vocabulary))
+
+
+@pytest.mark.parametrize("connector", ["nixl_push", "mooncake"])
+async def test_a_first_token_that_ends_ps_answer_keeps_d_waiting_for_no_time_out(
+    connector: str, tmp_path: Path
+) -> None:
+    """In Messages no request can say that it is not to end. NIXL's P hands over all the same."""
+    async with AsyncExitStack() as stack:
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": EVERY_TOKEN}))
+        pair = await start(stack, connector, tmp_path, "--generation-config", str(tmp_path))
+        await pair.mode(Mode.ALWAYS_SPLIT)
+        body = {"model": TINY_NAME, "messages": [{"role": "user", "content": THREE[0]}], "max_tokens": 24}
+        async with asyncio.timeout(60):
+            turn = await pair.post("/v1/messages", body | {"temperature": 0})
+        assert (turn.status, turn.route) == (200, "SPLIT"), turn.body
+        receipt = pair.proxy.state.receipts.newest(1)[0]
+        assert receipt.handoff_missing == ("not_ended_by_length" if connector == "mooncake" else None)
+        async with pair.session.post(f"{pair.urls[Role.DECODE]}/v1/messages", json=body | {"temperature": 0}) as answer:
+            alone = await answer.json()
+        assert turn.body["content"] == alone["content"]
+        await pair.eventually(lambda: is_idle(pair), LEASE_S)
+        messages = [{"role": "user", "content": f"Then? {THREE[1]}"}]
+        again = await pair.chat(messages, **salted(max_tokens=16))
+        assert (again.status, again.route) == (200, "SPLIT")
+        assert pair.proxy.state.receipts.newest(1)[0].handoff_missing is None, "chats say that it is not to end"

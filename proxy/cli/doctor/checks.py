@@ -24,6 +24,7 @@ from .fleet import (
     ways_to_serve,
     workers_answer,
 )
+from .readback import reading_back_works
 from .values import Facts, Finding, Level, PortFact
 
 
@@ -205,6 +206,7 @@ CHECKS: tuple[Check, ...] = (
     handoff_works,
     follow_ups_hit_the_cache,
     nothing_is_lost,
+    reading_back_works,
 )
 
 

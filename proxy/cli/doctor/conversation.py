@@ -10,16 +10,14 @@ from collections.abc import Iterator
 
 from ...fleet.worker import Role
 from ...policy import Route
-from .values import EngineCounts, Facts, Finding, Level, ProbeConversation, TurnFact
+from . import remedies
+from .values import EngineCounts, Facts, Finding, Level, ProbeConversation, TurnFact, WorkerFact
 
 ENOUGH = 0.5  # this share of the expected tokens is evidence
 FEW_TOKENS = 64  # fewer may be the rest of a prompt that does not fill a KV block
 
-LOOK_AT_HANDOFF = (
-    "Look at kv_transfer_params in P's answer, at P's VLLM_NIXL_SIDE_CHANNEL_HOST (it must be reachable from D), "
-    "and at D's log for failed transfers."
-)
-SHARED_STORE = "Connector none moves nothing by itself: give P and D a shared KV store, or use nixl."
+BY_KV_ALONE = ("sglang", "trtllm", "trtllm_gen_first")  # their D computes no prompt that it was to get from P
+UNCOUNTED = ("mooncake", "moriio", "moriio_read", "p2p_nccl")  # whose engines count no failed transfers
 
 
 def turns_are_answered(facts: Facts) -> Iterator[Finding]:
@@ -58,7 +56,7 @@ def handoff_works(facts: Facts) -> Iterator[Finding]:
     if not splits:
         yield Finding(Level.SKIP, check, _no_split(facts, conversation))
     for index, turn in splits:
-        yield _moved(check, f"turn {index}", turn, _connector(facts, turn.prefill))
+        yield _moved(check, index, turn, _worker(facts, turn.prefill))
 
 
 def _no_split(facts: Facts, conversation: ProbeConversation) -> str:
@@ -67,26 +65,41 @@ def _no_split(facts: Facts, conversation: ProbeConversation) -> str:
     return "no turn of the conversation was SPLIT: " + ", ".join(turn.reason for turn in conversation.turns)
 
 
-def _moved(check: str, which: str, turn: TurnFact, connector: str) -> Finding:
-    """1. P's answer had no handoff.  2. D's metrics are unknown.  3. D held it all.  4. D pulled.  5. D computed it."""
+def _moved(check: str, index: int, turn: TurnFact, prefill: WorkerFact | None) -> Finding:
+    """1. P's answer had no handoff.  2. D answers by P's KV alone.  3. D's metrics are unknown.  4. D held it all.
+    5. D pulled.  6. D computed it."""
+    which, connector = f"turn {index}", prefill.worker.connector if prefill else ""
     if turn.handoff_missing:
         said = f"{which}: {turn.prefill}'s answer held no usable handoff ({turn.handoff_missing})"
-        return Finding(Level.FAIL, check, said, "Start P with a --kv-transfer-config that names its connector.")
+        return Finding(Level.FAIL, check, said, remedies.no_handoff(connector))
+    if connector in BY_KV_ALONE:
+        said = f"{which}: {turn.decode} answered, which it does with the KV of {turn.prefill} alone"
+        return Finding(Level.OK, check, said)
     grown = turn.grown(turn.decode)
     if grown is None or grown.transferred is None:
         said = f"{which}: the metrics of {turn.decode} do not tell what it pulled"
-        return Finding(Level.SKIP, check, said, "Run the doctor where the worker's /metrics can be read.")
-    lacked = max(0, turn.prompt_tokens - (grown.local_hits or 0))
-    if lacked < FEW_TOKENS and not grown.transferred:
+        is_other = prefill is not None and prefill.worker.engine in remedies.OTHERS
+        remedy = "" if is_other else "Run the doctor where the worker's /metrics can be read."
+        return Finding(Level.SKIP, check, said, remedy)
+    return _pulled(check, index, turn, grown, connector)
+
+
+def _pulled(check: str, index: int, turn: TurnFact, grown: EngineCounts, connector: str) -> Finding:
+    """Turn 1 is in no cache: what D finds there without having asked, P has put there."""
+    which, hits, moved = f"turn {index}", grown.local_hits or 0, grown.transferred or 0
+    if index == 1 and connector == "lmcache":
+        hits, moved = 0, moved + hits
+    lacked = max(0, turn.prompt_tokens - hits)
+    if lacked < FEW_TOKENS and not moved:
         return Finding(Level.SKIP, check, f"{which}: {turn.decode} held nearly all of the prompt already")
-    amount = f"{grown.transferred} of the {lacked} tokens that {turn.decode} lacked"
-    if grown.transferred >= ENOUGH * lacked:
+    amount = f"{moved} of the {lacked} tokens that {turn.decode} lacked"
+    if moved >= ENOUGH * lacked:
         return Finding(Level.OK, check, f"{which}: {amount} came from {turn.prefill}")
-    remedy = SHARED_STORE if connector == "none" else LOOK_AT_HANDOFF
-    if grown.transferred:
+    remedy = remedies.HANDOFF.get(connector, remedies.HANDOFF["nixl"])
+    if moved:
         return Finding(Level.WARN, check, f"{which}: only {amount} came from outside", remedy)
     said = f"{which}: handoff does not work: {turn.decode} pulled nothing and computed {_shown(grown.computed)} tokens"
-    return Finding(Level.FAIL, check, said, remedy)
+    return Finding(Level.WARN if connector == "lmcache" else Level.FAIL, check, said, remedy)
 
 
 def prefill_computes(facts: Facts) -> Iterator[Finding]:
@@ -117,27 +130,27 @@ def follow_ups_hit_the_cache(facts: Facts) -> Iterator[Finding]:
         yield Finding(Level.SKIP, check, "the conversation has no second turn")
         return
     first, second = conversation.turns
-    worker = _same_worker(first, second)
-    if worker is None:
-        yield Finding(Level.SKIP, check, "turn 2 met none of turn 1's workers")
+    found = [(name, _hits(second, name)) for name in _same_workers(facts, first, second)]
+    if not found:
+        yield Finding(Level.SKIP, check, "turn 2 met none of turn 1's workers that keep prefixes")
         return
-    hits = _hits(second, worker)
+    worker, hits = next((each for each in found if each[1] is not None), found[0])
+    engine = fact.worker.engine if (fact := _worker(facts, worker)) else "vllm"
     if hits is None:
-        remedy = "Start the engines with --enable-prompt-tokens-details, and make their /metrics readable from here."
-        yield Finding(Level.WARN, check, f"neither metrics nor usage tell what {worker} had cached", remedy)
+        said = f"neither metrics nor usage tell what {worker} had cached"
+        yield Finding(Level.WARN, check, said, remedies.counting(engine))
     elif hits >= ENOUGH * first.prompt_tokens:
         yield Finding(Level.OK, check, f"{worker} found {hits} of {second.prompt_tokens} tokens of turn 2")
     else:
         said = f"{worker} found {hits} of the {first.prompt_tokens} tokens that it held since turn 1"
-        remedy = "Start it with prefix caching on, and with room for more KV if other requests evict so soon."
-        yield Finding(Level.FAIL, check, said, remedy)
+        yield Finding(Level.FAIL, check, said, remedies.caching(engine))
 
 
-def _same_worker(first: TurnFact, second: TurnFact) -> str | None:
-    """The worker of both turns: the D or R that answered, else the P."""
-    if first.decode == second.decode:
-        return first.decode
-    return first.prefill if first.prefill and first.prefill == second.prefill else None
+def _same_workers(facts: Facts, first: TurnFact, second: TurnFact) -> list[str]:
+    """The workers of both turns: the D or R that answered, and the P. Not one that is known to keep nothing."""
+    both = [one for one, other in ((first.decode, second.decode), (first.prefill, second.prefill)) if one == other]
+    kept = ((name, _worker(facts, name)) for name in both if name)
+    return [name for name, fact in kept if fact is None or fact.worker.keeps_prefixes]
 
 
 def _hits(turn: TurnFact, worker: str) -> int | None:
@@ -159,8 +172,17 @@ def nothing_is_lost(facts: Facts) -> Iterator[Finding]:
             remedy = "Look for D legs that start late: P keeps a prompt for 30 s after it answered."
             yield Finding(Level.WARN, "expired handoffs", f"{expired} on {fact.name} during the probe", remedy)
         if failed := _sum(growth, "failed"):
-            remedy = "Look at the worker's log, and whether it reaches P's side-channel host and port."
+            remedy = remedies.HANDOFF.get(fact.worker.connector, remedies.HANDOFF["nixl"])
             yield Finding(Level.WARN, "failed transfers", f"{failed} on {fact.name} during the probe", remedy)
+    names = [turn.decode for turn in conversation.turns if turn.prefill]
+    silent = [name for name in dict.fromkeys(names) if (fact_of := _worker(facts, name)) and _counts_none(fact_of)]
+    if silent:
+        said = f"the metrics of {', '.join(silent)} count none, whatever fails"
+        yield Finding(Level.SKIP, "failed transfers", said, "Look at their logs.")
+
+
+def _counts_none(fact: WorkerFact) -> bool:
+    return fact.worker.engine in remedies.OTHERS or fact.worker.connector in UNCOUNTED
 
 
 def _sum(growth: list[EngineCounts], name: str) -> int:
@@ -175,8 +197,8 @@ def _answered_conversation(facts: Facts) -> ProbeConversation | None:
     return ProbeConversation(model=facts.conversation.model, turns=turns) if turns else None
 
 
-def _connector(facts: Facts, name: str) -> str:
-    return next((fact.worker.connector for fact in facts.workers if fact.name == name), "")
+def _worker(facts: Facts, name: str) -> WorkerFact | None:
+    return next((fact for fact in facts.workers if fact.name == name), None)
 
 
 def _shown(count: int | None) -> str:

@@ -10,6 +10,7 @@ from ...connectors.prefill import engine_version
 from ...encoders.choosing import takes_embeddings
 from ...fleet.worker import PREFIX_CACHE, Role
 from ...health.probe import UNTRUSTED
+from . import remedies
 from .values import Facts, Finding, Level, WorkerFact
 
 P2P_NCCL_ENDED = (0, 24)  # the first vLLM version without this connector
@@ -93,12 +94,12 @@ def ways_to_serve(facts: Facts) -> Iterator[Finding]:
 
 
 def versions_agree(facts: Facts) -> Iterator[Finding]:
-    remedy = "Run one vLLM version on P and D, or during an upgrade at least a P and a D of each version."
+    remedy = "Run one version of the engine on P and D, or during an upgrade at least a P and a D of each version."
     yield from _agreement("versions", facts, lambda fact: fact.worker.engine_version, remedy)
 
 
 def connectors_agree(facts: Facts) -> Iterator[Finding]:
-    remedy = "Start P and D with the same kv_connector, and announce it by that name."
+    remedy = "Start P and D with the same connector, in the same mode, and announce it by that name."
     yield from _agreement("connectors", facts, lambda fact: fact.worker.connector, remedy)
 
 
@@ -115,9 +116,10 @@ def _agreement(check: str, facts: Facts, value_of: Callable[[WorkerFact], str], 
     left, right = ({value_of(fact) for fact in side} for side in (prefills, decodes))
     known = (left | right) - {""}
     if not known:
-        yield Finding(Level.SKIP, check, f"not known: {shown}")
+        yield Finding(Level.SKIP, check, f"not known: {shown}", remedies.versions(prefills[0].worker.engine))
     elif len(known) == 1 and "" in left | right:
-        yield Finding(Level.WARN, check, f"not all are known: {shown}", "Make the workers reachable from here.")
+        untold = next(fact for fact in (*prefills, *decodes) if not value_of(fact))
+        yield Finding(Level.WARN, check, f"not all are known: {shown}", remedies.versions(untold.worker.engine))
     elif len(known) == 1:
         yield Finding(Level.OK, check, f"P and D agree: {known.pop()}")
     elif left == right:
@@ -132,8 +134,7 @@ def connectors_are_known(facts: Facts) -> Iterator[Finding]:
         worker = fact.worker
         if missing := missing_coordinates(worker):
             said = f"{fact.name} takes no part in a SPLIT: it does not tell its {', '.join(missing)}"
-            remedy = f"Add {missing[0]}=... to the worker, or announce it by `ppd agent --coordinate`."
-            yield Finding(Level.FAIL, check, said, remedy)
+            yield Finding(Level.FAIL, check, said, remedies.unknown(worker, missing[0]))
         if worker.connector not in CONNECTORS:
             remedy = f"The proxy speaks {', '.join(CONNECTORS)}."
             yield Finding(Level.FAIL, check, f"{fact.name} uses {worker.connector!r}, which is not known", remedy)
@@ -178,10 +179,10 @@ def prefix_caching_is_on(facts: Facts) -> Iterator[Finding]:
     computing = [fact for fact in facts.workers if fact.role is not Role.ENCODE]
     off = [fact for fact in computing if fact.prefix_caching is False]
     told = [fact for fact in computing if fact.prefix_caching is not None]
-    remedy = "Start the engine without --no-enable-prefix-caching."
     for fact in off:
-        level = Level.WARN if fact.role is Role.PREFILL else Level.FAIL
-        yield Finding(level, check, f"off on {fact.name}: every turn computes the whole context again", remedy)
+        level, said = Level.WARN if fact.role is Role.PREFILL else Level.FAIL, f"off on {fact.name}"
+        remedy = remedies.caching(fact.worker.engine)
+        yield Finding(level, check, f"{said}: every turn computes the whole context again", remedy)
     if not told:
         yield Finding(Level.SKIP, check, "the metrics do not tell; only a conversation can show it")
     elif not off:
@@ -195,6 +196,10 @@ def decodes_keep_prefixes(facts: Facts) -> Iterator[Finding]:
         if fact.worker.engine == "sglang" and not fact.worker.keeps_prefixes:
             said = f"{fact.name} has no radix cache: each turn moves the whole context to it"
             yield Finding(Level.WARN, check, said, "Start it with --disaggregation-decode-enable-radix-cache.")
+        elif fact.worker.engine == "trtllm" and not fact.worker.keeps_prefixes:
+            said = f"{fact.name} reuses no blocks: a LOCAL turn there computes the whole context, which is no gain"
+            remedy = "Start it with enable_block_reuse: true in its kv_cache_config, and take prefix_cache=false away."
+            yield Finding(Level.WARN, check, said, remedy)
         elif fact.worker.engine == "trtllm" and PREFIX_CACHE not in fact.worker.coordinates:
             said = f"{fact.name} does not tell whether it reuses blocks; if not, a LOCAL turn there is no gain"
             remedy = "See that its kv_cache_config has enable_block_reuse: true; else say prefix_cache=false."

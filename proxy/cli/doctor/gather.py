@@ -22,13 +22,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ...config import ProxyConfig, build
 from ...connectors import CONNECTORS
+from ...connectors.nixl import READS_BACK
 from ...connectors.queries import query_of
 from ...decision_table.score import Weights
 from ...decision_table.table import DecisionTable, find
 from ...discovery.heartbeat_listener import curve_keys
 from ...errors import ConfigError, PPDError
-from ...fleet.engine_metrics import metrics_path
-from ...fleet.worker import Role, Worker
+from ...fleet.engine_metrics import PEER_FAILURES, metrics_path
+from ...fleet.worker import PREFIX_CACHE, Role, Worker
 from ...health.probe import EngineStatus, probe, reason_of
 from ...plane import IS_BUILT
 from ...runtime.tls import worker_tls
@@ -70,9 +71,13 @@ class ProxyClient:
     async def operator(self, path: str) -> Said:
         return await self._ask("GET", path, self._admin, None, ASK_S)
 
-    async def client(self, path: str, body: object = None, *, session_id: str = "", timeout_s: float = ASK_S) -> Said:
-        """A request as a client sends it: GET without a body, else POST."""
+    async def client(
+        self, path: str, body: object = None, *, session_id: str = "", forced: str = "", timeout_s: float = ASK_S
+    ) -> Said:
+        """A request as a client sends it: GET without a body, else POST. forced: a route, by the admin key."""
         headers = self._client | ({"X-Session-ID": session_id} if session_id else {})
+        if forced:
+            headers |= {**self._admin, "X-PPD-Force-Route": forced}
         data = None if body is None else msgspec.json.encode(body)
         return await self._ask("GET" if data is None else "POST", path, headers, data, timeout_s)
 
@@ -213,6 +218,8 @@ class _Listed(msgspec.Struct):
     engine_version: str
     connector: str
     missing_coordinates: tuple[str, ...] = ()  # as of an older proxy
+    keeps_prefixes: bool | None = None  # as far as it has told; as of an older proxy
+    reads_back: bool = False
 
 
 class _Workers(msgspec.Struct):
@@ -271,9 +278,12 @@ def _listed(admin: Said) -> list[WorkerFact] | None:
 
 
 def _told_coordinates(entry: _Listed) -> dict[str, str]:
-    """Those that are not said to be missing; the admin API hides their values."""
+    """Those that are not said to be missing; the admin API hides the values of most."""
     known = CONNECTORS[entry.connector].coordinates if entry.connector in CONNECTORS else ()
-    return {name: "" for name in known if name not in entry.missing_coordinates}
+    seen = {} if entry.keeps_prefixes is None else {PREFIX_CACHE: str(entry.keeps_prefixes).lower()}
+    seen |= {READS_BACK: "true"} if entry.reads_back else {}
+    hidden = set(known) - {PREFIX_CACHE, READS_BACK, *entry.missing_coordinates}
+    return dict.fromkeys(hidden, "") | seen
 
 
 # -- workers, as seen from here
@@ -337,5 +347,5 @@ def counts_of(counters: Mapping[str, float]) -> EngineCounts:
         local_hits=first("local_cache_hit", "vllm:prefix_cache_hits_total"),
         transferred=first("external_kv_transfer", "vllm:external_prefix_cache_hits_total"),
         expired=first("vllm:nixl_num_kv_expired_reqs_total"),
-        failed=first("vllm:nixl_num_failed_transfers_total"),
+        failed=first("vllm:nixl_num_failed_transfers_total", PEER_FAILURES),
     )

@@ -15,11 +15,15 @@ import aiohttp
 import msgspec
 
 from ...fleet.worker import Role
+from ...policy import Route
 from ...telemetry.receipts import Receipt
 from .gather import ProxyClient, Said, look_at
+from .readback import may_read_back
 from .values import EngineCounts, Facts, ProbeConversation, TurnFact, WorkerFact
 
 TURN_S = 120.0
+READ_BACK_S = 30.0  # for a turn whose P may hang
+READING_BACK = (Route.SPLIT, Route.READBACK)
 FIRST_CHARS, NEXT_CHARS = 1400, 700
 MAX_TOKENS = 8
 SETTLE_TRIES, SETTLE_S = 10, 0.2  # engines update their counters a moment after they answer
@@ -58,11 +62,29 @@ async def converse(
     model = model or choose_model(facts) or _first_model(await proxy.client("/v1/models"))
     if not model:
         return replace(facts, conversation=ProbeConversation(skipped="not held: no worker tells a model's name"))
+    workers, turns = await _talk(session, proxy, facts.workers, model, random)
+    read_back: tuple[TurnFact, ...] = ()
+    if may_read_back(facts) and turns[-1].status == 200:
+        workers, read_back = await _talk(session, proxy, workers, model, random, READING_BACK)
+    return replace(
+        facts, workers=workers, conversation=ProbeConversation(model=model, turns=turns, read_back=read_back)
+    )
+
+
+async def _talk(
+    session: aiohttp.ClientSession,
+    proxy: ProxyClient,
+    workers: tuple[WorkerFact, ...],
+    model: str,
+    random: Random,
+    routes: tuple[str, str] = ("", ""),
+) -> tuple[tuple[WorkerFact, ...], tuple[TurnFact, ...]]:
+    """The workers as they are after two turns, of which a failed one is the last; routes: that are forced."""
     session_id = f"ppd-doctor-{random.getrandbits(64):016x}"
     messages = [{"role": "user", "content": probe_text(FIRST_CHARS, random)}]
-    workers, turns = facts.workers, []
-    for _ in range(2):
-        turn, content = await _turn(proxy, model, messages, session_id)
+    turns = []
+    for route in routes:
+        turn, content = await _turn(proxy, model, messages, session_id, route)
         after = await _settled(session, workers, turn)
         turns.append(replace(turn, growth=_growth(workers, after)))
         workers = after
@@ -72,7 +94,7 @@ async def converse(
             {"role": "assistant", "content": content},
             {"role": "user", "content": probe_text(NEXT_CHARS, random)},
         ]
-    return replace(facts, workers=workers, conversation=ProbeConversation(model=model, turns=tuple(turns)))
+    return workers, tuple(turns)
 
 
 def _first_model(listed: Said) -> str:
@@ -82,10 +104,11 @@ def _first_model(listed: Said) -> str:
 
 
 async def _turn(
-    proxy: ProxyClient, model: str, messages: list[dict[str, str]], session_id: str
+    proxy: ProxyClient, model: str, messages: list[dict[str, str]], session_id: str, route: str
 ) -> tuple[TurnFact, str]:
     body = {"model": model, "messages": messages, "max_tokens": MAX_TOKENS, "temperature": 0, "stream": False}
-    said = await proxy.client("/v1/chat/completions", body, session_id=session_id, timeout_s=TURN_S)
+    timeout_s = READ_BACK_S if route else TURN_S
+    said = await proxy.client("/v1/chat/completions", body, session_id=session_id, forced=route, timeout_s=timeout_s)
     request_id = said.headers.get("x-request-id", "")
     receipt = _receipt(await proxy.operator(f"/admin/requests/{request_id}")) if request_id else None
     turn = turn_fact(said, receipt)
@@ -120,6 +143,7 @@ def turn_fact(said: Said, receipt: Receipt | None) -> TurnFact:
         turn,
         number=receipt.turn,
         handoff_missing=receipt.handoff_missing or "",
+        failed_legs="; ".join(_failed(receipt)),
         prompt_tokens=receipt.prompt_tokens or turn.prompt_tokens,
         cached_tokens=receipt.cached_tokens,
     )
@@ -127,8 +151,11 @@ def turn_fact(said: Said, receipt: Receipt | None) -> TurnFact:
 
 def _error(said: Said, receipt: Receipt | None) -> str:
     message = said.error or str(_object(said.json().get("error")).get("message", "no message"))
-    legs = [f"{leg.kind} on {leg.worker}: {leg.error}" for leg in receipt.legs if leg.error] if receipt else []
-    return "; ".join((message, *legs))
+    return "; ".join((message, *(_failed(receipt) if receipt else ())))
+
+
+def _failed(receipt: Receipt) -> list[str]:
+    return [f"{leg.kind} on {leg.worker}: {leg.error}" for leg in receipt.legs if leg.error]
 
 
 def _content(body: dict[str, Any]) -> str:

@@ -75,7 +75,8 @@ def _is_held(facts: Facts) -> bool:
 def _counts(facts: Facts, fact: WorkerFact) -> EngineCounts | None:
     if facts.conversation is None or not facts.conversation.turns:
         return fact.counts
-    grown = [growth for turn in facts.conversation.turns if (growth := turn.grown(fact.name)) is not None]
+    turns = (*facts.conversation.turns, *facts.conversation.read_back)
+    grown = [growth for turn in turns if (growth := turn.grown(fact.name)) is not None]
     return EngineCounts.total(grown)
 
 

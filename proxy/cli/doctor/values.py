@@ -157,6 +157,7 @@ class TurnFact:
     decode: str = ""  # the D, or the R of a REPLICA turn
     prefill: str = ""
     handoff_missing: str = ""  # why P's answer could not be handed over
+    failed_legs: str = ""  # of its receipt, in words
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int | None = None  # as the engine's usage says
@@ -172,6 +173,7 @@ class ProbeConversation:
 
     model: str = ""
     turns: tuple[TurnFact, ...] = ()
+    read_back: tuple[TurnFact, ...] = ()  # two more, of which P reads the first one's KV back from D for the second
     skipped: str = ""
 
 

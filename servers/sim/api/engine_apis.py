@@ -15,6 +15,7 @@ from . import pooling
 from .reply import json_response
 
 VLLM = "0.33.0"  # the releases whose wire formats these follow
+_LAST_WITH = {"p2p_nccl": "0.23.0"}  # newer ones lack that connector
 SGLANG = "0.5.23"
 TRTLLM = "1.4.0rc1"
 
@@ -102,7 +103,7 @@ class VllmApi:
         return json_response(pooling.transcription(upload.filename, upload.file.read()))
 
     async def version(self, request: web.Request) -> web.StreamResponse:
-        return json_response({"version": VLLM})
+        return json_response({"version": _LAST_WITH.get(self._engine.config.connector, VLLM)})
 
     async def load(self, request: web.Request) -> web.StreamResponse:
         return json_response({"server_load": len(list(self._engine.scheduler.sequences))})

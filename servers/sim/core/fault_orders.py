@@ -31,13 +31,14 @@ class FaultKind(StrEnum):
     HANDOFF = "handoff"  # P answers without kv_transfer_params, or without its `member`
     LOAD = "load"  # D fails to load the KV of a handoff, and follows its load failure policy
     ABSENT = "absent"  # of two legs that meet by a key, this one never comes to the meeting
+    STOP = "stop"  # P's first token ends its answer
     EXPIRE = "expire"  # P's lease on a finished prefill is over at once
     KILL_AT_TRANSFER = "kill_at_transfer"  # KILL, of a P that a D asks for KV by their key
     LEAK = "leak"  # D: an abort while KV is awaited leaves the sequence's blocks in use for good
 
 
 _OF_TRANSFERS = frozenset(
-    {FaultKind.LOAD, FaultKind.ABSENT, FaultKind.EXPIRE, FaultKind.KILL_AT_TRANSFER, FaultKind.LEAK}
+    {FaultKind.LOAD, FaultKind.ABSENT, FaultKind.STOP, FaultKind.EXPIRE, FaultKind.KILL_AT_TRANSFER, FaultKind.LEAK}
 )
 
 

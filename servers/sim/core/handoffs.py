@@ -51,6 +51,7 @@ class Transfer:
     key: str = ""  # by which the two legs meet; empty: D's request names P's blocks
     only_at_length: bool = False  # P hands nothing over if the answer stops before its limit
     ends_after_prefill: bool = False  # P's role ends the answer after one token, whatever the request says
+    stops: bool = False  # by a fault: its first token ends the answer
     is_absent: bool = False  # by a fault: the other leg waits for it in vain
     pulls_all: bool = False  # D does not look into its own prefix cache
     recomputes: bool = False  # D computes what P does not have, whatever its load failure policy

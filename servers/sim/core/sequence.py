@@ -171,7 +171,9 @@ class Sequence:
             self._chain = AnswerChain(self.answer_key, held[: len(self.tokens)], self.tokenizer)
             if not self.answered:
                 self._natural_length = max(self._chain.natural_length(), self.sampling.min_tokens + 1)
-        token = self._thinking.next_token(self._chain) if self._thinking else None
+        token = TURN_END if self.transfer.stops else None
+        if token is None and self._thinking:
+            token = self._thinking.next_token(self._chain)
         if token is None and self._guide:
             token = self._guide.next_token(self._chain)
         if token is None:

@@ -260,8 +260,9 @@ class SimEngine:
         ]
 
     def _ordered(self, transfer: Transfer) -> Transfer:
-        is_absent = bool(transfer.key) and self._faults.take_of_transfer(FaultKind.ABSENT)
-        return replace(transfer, is_absent=True) if is_absent else transfer
+        take = self._faults.take_of_transfer
+        is_absent = bool(transfer.key) and take(FaultKind.ABSENT)
+        return replace(transfer, is_absent=is_absent, stops=transfer.hands_over and take(FaultKind.STOP))
 
     def _submit(self, sequence: Sequence, state: OutputState) -> None:
         if self.is_dead:

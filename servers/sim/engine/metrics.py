@@ -85,10 +85,7 @@ class MetricsRegistry:
             ("external_prefix_cache_queries", "Tokens asked of another engine.", counters.external_queries),
             ("external_prefix_cache_hits", "Tokens pulled from another engine.", counters.external_hits),
             ("num_preemptions", "Preempted requests.", counters.preemptions),
-            ("nixl_num_failed_transfers", "Failed KV pulls.", counters.failed_transfers),
-            ("nixl_num_failed_notifications", "Failed notifications to peers.", counters.failed_notifications),
-            ("nixl_num_kv_expired_reqs", "Handoffs that nobody pulled in time.", counters.expired_handoffs),
-            ("nixl_num_notifications_after_expiry", "Pulls without a lease.", counters.notifications_after_expiry),
+            *self._of_connector(),
         ):
             yield self._family(name, text, (), [((), value)])
         sources = [
@@ -104,6 +101,21 @@ class MetricsRegistry:
         for trap, count in counters.traps.items():
             traps.add_metric((*self._labels, trap.value), count)
         yield traps
+
+    def _of_connector(self) -> tuple[tuple[str, str, int], ...]:
+        """What vLLM's connectors count themselves; those of other names count nothing there."""
+        counters, connector = self._source.counters, self._source.config.connector
+        if connector == "offload_p2p":
+            failures = counters.failed_transfers
+            return (("kv_offload_tiering_promotion_job_failures", "Failed loads from a tier.", failures),)
+        if connector not in ("nixl", "nixl_push"):
+            return ()
+        return (
+            ("nixl_num_failed_transfers", "Failed KV pulls.", counters.failed_transfers),
+            ("nixl_num_failed_notifications", "Failed notifications to peers.", counters.failed_notifications),
+            ("nixl_num_kv_expired_reqs", "Handoffs that nobody pulled in time.", counters.expired_handoffs),
+            ("nixl_num_notifications_after_expiry", "Pulls without a lease.", counters.notifications_after_expiry),
+        )
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"vllm:{name}", text, labels=_LABELS)

@@ -179,7 +179,10 @@ class Pulls:
         deltas.put(delta)
 
     async def push(self, sequence: Sequence, handed_over: HandedOver) -> None:
-        """Sends P's prompt to the peer that it was told, which P holds until then: full blocks, or all for one leg."""
+        """Sends P's prompt to the peer that it was told, which P holds until then: full blocks, or all for one leg.
+
+        By a fault it sends nothing; what is for one leg it then sends under a name that nobody asks for.
+        """
         engine, transfer = self._engine, sequence.transfer
         assert transfer.receiver is not None, "somebody takes it"
         tokens = handed_over.tokens
@@ -190,7 +193,8 @@ class Pulls:
             "", engine.config.model, sequence.namespace, contents, transfer.meeting if transfer.is_sent else "", tokens
         )
         try:
-            await self._peers.store(transfer.receiver, prompt)
+            if transfer.is_sent or not transfer.is_absent:
+                await self._peers.store(transfer.receiver, prompt)
         except SideChannelError as failure:
             _log.warning("KV could not be sent: %s", failure)
             engine.counters.failed_transfers += 1

@@ -18,7 +18,7 @@ from .legs import Leg, Own, fields_of, params_of, plain
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 _Ports = Annotated[  # of each tensor-parallel rank
-    list[Annotated[int, msgspec.Meta(ge=1, le=65535)]], msgspec.Meta(min_length=1, max_length=1)
+    list[Annotated[int, msgspec.Meta(ge=1, le=65535)]], msgspec.Meta(min_length=1, max_length=1)  # it has one rank
 ]
 _WHERE = "kv_transfer_params"
 

@@ -14,12 +14,16 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner, Result
 
+from ppd.proxy.cli.doctor import probe
 from ppd.proxy.cli.doctor.command import command
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import Role
 from ppd.servers.fleet.ports import free_ports
 from ppd.servers.sim.core.config import SimConfig
+from ppd.servers.sim.core.fault_orders import Faults
 from ppd.servers.sim.launch import running_engine
+from tests.e2e.failures.fleet import FaultFleet
+from tests.e2e.fleet.connector_fleets import NAMES, ConnectorFleet
 
 pytestmark = pytest.mark.e2e
 ADMIN_KEY = "operator"  # what `start_fleet` sets
@@ -240,3 +244,47 @@ async def test_engines_other_than_vllms_say_where_they_keep_nothing(tmp_path: Pa
     assert report.levels("prefixes on D") == ["WARN", "SKIP"]
     assert "D1 has no radix cache" in report.messages("prefixes on D")
     assert "D2 does not tell" in report.messages("prefixes on D")
+
+
+BAD = {  # checks that warn or fail where all is well, with what they say
+    "sglang": {"prefixes on D": ("WARN", "no radix cache")},
+    "trtllm": {"prefixes on D": ("WARN", "reuses no blocks")},
+    "none": {"handoff": ("FAIL", "pulled nothing")},
+}
+
+
+@pytest.mark.parametrize("connector", NAMES)
+async def test_what_a_healthy_fleet_of_each_connector_is_told(connector: str) -> None:
+    async with AsyncExitStack() as stack:
+        told = {"trtllm": ",prefix_cache=false"}
+        fleet = await ConnectorFleet.start(stack, connector, "P1 D1", mode=Mode.TABLE, told=told)
+        report = await diagnose("--proxy", fleet.field.base_url, *WITH_KEY)
+    bad = report.bad()
+    if connector == "lmcache":  # whose P may answer before its KV is there
+        assert bad.pop("handoff", "WARN") == "WARN"
+    expected = BAD.get(connector, {})
+    assert bad == {check: level for check, (level, _) in expected.items()}, report.document["findings"]
+    assert all(words in report.messages(check) for check, (_, words) in expected.items())
+    assert report.levels("turn 1") == report.levels("turn 2") == ["OK"]
+
+
+@pytest.mark.parametrize(
+    ("on_p", "on_d", "level", "words"),
+    [
+        (True, True, "OK", "P1 read back"),
+        (False, True, "FAIL", "P1 did not read back from D1: no answer in 1 s"),  # it hangs
+        (True, False, "WARN", "D1 told no handle"),
+    ],
+)
+async def test_a_p_that_only_says_that_it_reads_back_is_found(
+    on_p: bool, on_d: bool, level: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "READ_BACK_S", 1.0 if not on_p else 60.0)
+    async with FaultFleet.of("") as field:
+        for name, has_it in (("P1", on_p), ("D1", on_d)):
+            await field.add(name, options=",bidirectional_kv_xfer=true", bidirectional_kv_xfer=has_it)
+        report = await diagnose("--proxy", field.base_url, *WITH_KEY)
+        for engine in field.engines.values():
+            engine.faults = Faults()  # what hangs may end
+    assert report.levels("readback") == [level]
+    assert words in report.messages("readback")

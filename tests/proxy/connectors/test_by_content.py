@@ -12,6 +12,8 @@ from ppd.proxy.connectors import missing_coordinates
 from ppd.proxy.connectors.leg import Handoff, Pair
 from ppd.proxy.connectors.lmcache import LMCache
 from ppd.proxy.connectors.offload_p2p import OffloadP2p
+from ppd.proxy.discovery.heartbeat import check_coordinates
+from ppd.proxy.errors import FormatError
 from ppd.proxy.openai.request import Endpoint, Fields
 
 FieldsOf = Callable[[dict[str, Any]], Fields]
@@ -28,6 +30,16 @@ SPEC = {"req_id": "k", "receiver_host": "10.0.0.9", "receiver_init_port": [7300]
         ({}, None),
         ({"receiver_init_port": "7300"}, None),
         (PORTS, {"disagg_spec": SPEC}),
+        (
+            {"receiver_init_port": "7300+7301", "receiver_alloc_port": "7400+7401"},
+            {
+                "disagg_spec": {
+                    **SPEC,
+                    "receiver_init_port": [7300, 7301],
+                    "receiver_alloc_port": [7400, 7401],
+                }
+            },
+        ),
         ({**PORTS, "receiver_host": "d"}, {"disagg_spec": {**SPEC, "receiver_host": "d"}}),
     ],
 )
@@ -41,6 +53,29 @@ def test_p_is_told_where_d_receives_if_that_is_known(
     assert found == Handoff({}, 90, None)
     d = LMCache().decode_leg(Endpoint.CHAT, fields_of(CHAT), pair, "d", found)
     assert msgspec.json.decode(d.body) == CHAT
+
+
+@pytest.mark.parametrize(
+    ("told", "complaint"),
+    [
+        ({}, ""),
+        (PORTS, ""),
+        ({"receiver_init_port": "1+2", "receiver_alloc_port": "3+4"}, ""),
+        ({"receiver_init_port": "7300"}, "as many ports"),
+        ({"receiver_alloc_port": "7300"}, "as many ports"),
+        ({"receiver_init_port": "1+2", "receiver_alloc_port": "3"}, "as many ports"),
+        ({**PORTS, "receiver_init_port": "7300+"}, "must be a port, or one of each rank"),
+        ({**PORTS, "receiver_init_port": "7300+70000"}, "must be a port, or one of each rank"),
+        ({**PORTS, "receiver_init_port": "7300,7301"}, "must be a port, or one of each rank"),
+        ({**PORTS, "receiver_init_port": "+".join(["1"] * 65)}, "must be a port, or one of each rank"),
+    ],
+)
+def test_a_d_that_tells_only_some_of_its_ports_is_named(told: dict[str, str], complaint: str) -> None:
+    if not complaint:
+        assert check_coordinates(told, "lmcache") == told
+        return
+    with pytest.raises(FormatError, match=complaint):
+        check_coordinates(told, "lmcache")
 
 
 @pytest.mark.parametrize("d_tells", [False, True])

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from ppd.proxy.connectors import can_pair, missing_coordinates
-from ppd.proxy.connectors.leg import Handoff, Pair
+from ppd.proxy.connectors import Connector, can_pair, missing_coordinates
+from ppd.proxy.connectors.leg import Handoff, NoHandoff, Pair
 from ppd.proxy.connectors.mooncake import Mooncake, engine_ids, query_url
+from ppd.proxy.connectors.moriio import MoRIIO
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.openai.request import Endpoint, Fields
 
@@ -108,5 +109,36 @@ def test_an_answer_with_very_many_ranks_is_cut() -> None:
     assert len(engine_ids(answer)) == 16
 
 
-def test_ps_answer_tells_counts_only(make_pair: MakePair) -> None:
-    assert Mooncake().handoff(b'{"usage": {"prompt_tokens": 90}}', make_pair()) == Handoff({}, 90, None)
+ENDED: list[tuple[Any, bool]] = [
+    ({"choices": [{"finish_reason": "length"}]}, True),
+    ({"choices": [{"finish_reason": "stop"}]}, False),
+    ({"choices": [{"finish_reason": "length"}, {"finish_reason": "stop"}]}, False),
+    ({"choices": [{"finish_reason": None}]}, False),
+    ({"choices": [], "stop_reason": None}, False),
+    ({"stop_reason": "max_tokens"}, True),
+    ({"stop_reason": "end_turn"}, False),
+    ({"stop_reason": "stop_sequence"}, False),
+    ({"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}, True),
+    ({"status": "completed", "incomplete_details": None}, False),
+    ({"status": "incomplete", "incomplete_details": {"reason": "content_filter"}}, False),
+    ({}, False),
+]
+
+
+@pytest.mark.parametrize("connector", [Mooncake(), MoRIIO()])
+@pytest.mark.parametrize(("answer", "has_kv"), ENDED)
+def test_p_hands_over_only_what_ends_for_its_length(
+    make_pair: MakePair, connector: Connector, answer: Any, has_kv: bool
+) -> None:
+    found = connector.handoff(msgspec.json.encode({**answer, "usage": {"prompt_tokens": 90}}), make_pair())
+    assert found == (Handoff({}, 90, None) if has_kv else NoHandoff("not_ended_by_length"))
+
+
+@pytest.mark.parametrize("answer", [b"", b"null", b"[" * 5000, b'{"choices": 7}', b'{"choices": [null]}'])
+def test_an_answer_that_is_none_hands_nothing_over(make_pair: MakePair, answer: bytes) -> None:
+    assert Mooncake().handoff(answer, make_pair()) == NoHandoff("answer_undecodable")
+
+
+def test_numbers_that_json_lacks_are_no_reason_to_give_a_handoff_up(make_pair: MakePair) -> None:
+    answer = b'{"choices": [{"finish_reason": "length", "logprobs": NaN}], "usage": {"prompt_tokens": 90}}'
+    assert Mooncake().handoff(answer, make_pair()) == Handoff({}, 90, None)

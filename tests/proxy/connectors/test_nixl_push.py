@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ppd.proxy.connectors import can_pair, missing_coordinates
-from ppd.proxy.connectors.leg import Handoff, Pair
+from ppd.proxy.connectors.leg import Handoff, NoHandoff, Pair
 from ppd.proxy.connectors.nixl_push import NixlPush
 from ppd.proxy.openai.body_members import Edited, encoded
 from ppd.proxy.openai.request import Endpoint, Fields
@@ -74,9 +74,25 @@ def test_ps_engine_id_must_be_known(make_pair: MakePair, told: dict[str, str], m
     assert can_pair(pair.prefill, pair.decode) is (not missing)
 
 
-def test_ps_answer_tells_counts_only(make_pair: MakePair) -> None:
-    answer = b'{"usage": {"prompt_tokens": 90}, "kv_transfer_params": {"transfer_mode": "push"}}'
-    assert NixlPush().handoff(answer, make_pair()) == Handoff({}, 90, None)
+PARAMS = {"remote_block_ids": [[1, 2]], "transfer_mode": "push"}
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        (PARAMS, None),
+        ({"remote_block_ids": [[1, 2]]}, None),
+        (None, "params_missing"),
+        ({}, "params_missing"),
+        ({**PARAMS, "transfer_mode": "pull"}, "transfer_mode_not_push"),
+        ({**PARAMS, "remote_block_ids": [[], []]}, "remote_block_ids_empty"),
+        ({"transfer_mode": "push"}, "remote_block_ids_empty"),
+        ([7], "answer_undecodable"),
+    ],
+)
+def test_p_must_say_that_there_is_something_to_write(make_pair: MakePair, params: Any, reason: str | None) -> None:
+    answer = msgspec.json.encode({"usage": {"prompt_tokens": 90}, "kv_transfer_params": params})
+    assert NixlPush().handoff(answer, make_pair()) == (NoHandoff(reason) if reason else Handoff({}, 90, None))
 
 
 RESPONSE = {"model": "m", "input": "hi", "request_id": "mine"}

@@ -377,24 +377,3 @@ def test_a_model_that_a_worker_has_lost_is_its_again_once_it_is_listed() -> None
     assert only(registry).worker.models == ("m",), "without any name it would get every model's turns"
     registry.apply(listed, 1.0)
     assert only(registry).worker.models == ("m", "adapter")
-
-
-@pytest.mark.parametrize("again", ["a", "b"], ids=["same", "begun_anew"])
-def test_what_a_probe_learns_is_added_to_the_configs_and_kept_by_the_same_process(again: str) -> None:
-    registry = Registry()
-    told = replace(D, source=Source.STATIC, coordinates={"bootstrap_port": "9"}, incarnation="a")
-    registry.add_static(told, 0.0)
-    registry.probed(told.id, replace(told, coordinates={"engine_id": "e"}), None, 0.0)
-    both = {"bootstrap_port": "9", "engine_id": "e"}
-    assert only(registry).worker.coordinates == both
-    registry.probed(told.id, replace(told, coordinates={}, incarnation=again), None, 1.0)  # the query has failed
-    assert only(registry).worker.coordinates == (both if again == "a" else {"bootstrap_port": "9"})
-
-
-def test_a_late_probe_does_not_undo_what_a_ping_has_told() -> None:
-    registry, pinging = Registry(), replace(D, source=Source.PING, coordinates={"zmq_address": "a:1"})
-    registry.apply(Announcement(pinging), 0.0)
-    registry.apply(Announcement(replace(pinging, coordinates={"zmq_address": "a:2"})), 1.0)
-    registry.probed(pinging.id, pinging, None, 1.0)
-    view = registry.view(pinging.id)
-    assert view is not None and view.worker.coordinates == {"zmq_address": "a:2"}

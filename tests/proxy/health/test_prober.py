@@ -319,7 +319,9 @@ async def test_a_bootstrap_server_is_asked_at_each_probe_for_its_engines_id() ->
         (view,) = it.registry.views()
         assert view.worker.coordinates["engine_id"] == "e2", "between two rounds, as after a leg that failed"
         it.answers["/query"] = 503
-        assert await told() == {"bootstrap_port": port}, "an id that may be old would fail D"
+        assert await told() == {"bootstrap_port": port, "engine_id": "e2"}, "a leg that fails by it asks again"
+        await it.rounds(*[503] * MISSES)
+        assert await told() == {"bootstrap_port": port}, "it may have begun anew"
         asked = [key for path, key in zip(it.asked, it.keys, strict=True) if path == "/query"]
         assert set(asked) == {""}, "no key is sent there"
 

@@ -12,6 +12,7 @@ import pytest
 
 from ppd.proxy.assembly import Proxy, assemble
 from ppd.proxy.config import ProxyConfig
+from ppd.proxy.connectors import usual_engine
 from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Leg, Phase
 from ppd.proxy.fleet.booking import LegBooking
@@ -40,6 +41,7 @@ def event(data: object) -> bytes:
     return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
+COORDINATES = {"engine_id": "e"}
 GOOD_P = http(msgspec.json.encode(WHOLE))
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"  # until the connection ends
 GOOD_D = STREAM + event(TEXT)
@@ -82,10 +84,10 @@ class Engine:
 
 
 class Lab:
-    """A proxy with one P and one D of SGLang, and an attempt over them."""
+    """A proxy with one P and one D, and an attempt over them."""
 
-    def __init__(self, proxy: Proxy) -> None:
-        self.proxy = proxy
+    def __init__(self, proxy: Proxy, connector: str) -> None:
+        self.proxy, self._connector = proxy, connector
         self.p, self.d = Engine(), Engine()
 
     async def start(self, stack: AsyncExitStack) -> None:
@@ -93,7 +95,14 @@ class Lab:
             await engine.start(stack)
         registry, made = self.proxy.state.registry, list[WorkerView]()
         for role, engine in ((Role.PREFILL, self.p), (Role.DECODE, self.d)):
-            worker = Worker(role=role, address=engine.address, models=("m",), connector="sglang", engine="sglang")
+            worker = Worker(
+                role=role,
+                address=engine.address,
+                models=("m",),
+                connector=self._connector,
+                engine=usual_engine(self._connector),
+                coordinates=COORDINATES,
+            )
             registry.add_static(worker, 0.0)
             view = registry.view(worker.id)
             assert view is not None
@@ -130,9 +139,9 @@ class Lab:
 
 
 @pytest.fixture
-async def lab() -> AsyncIterator[Lab]:
+async def lab(request: pytest.FixtureRequest) -> AsyncIterator[Lab]:
     async with AsyncExitStack() as stack:
-        made = Lab(assemble(Settings(ProxyConfig(heartbeat_port=0))))
+        made = Lab(assemble(Settings(ProxyConfig(heartbeat_port=0))), getattr(request, "param", "sglang"))
         await made.start(stack)
         yield made
         made.attempt.close()
@@ -238,3 +247,57 @@ async def test_a_p_that_fails_after_d_began_is_noted_and_the_answer_goes_on(lab:
     assert lab.attempt.answer is not None and opened.relay is not None
     assert b"more" in opened.relay.feed(await lab.attempt.answer.chunk())
     assert not lab.d.hung_up.is_set()
+
+
+# -- a P that hands nothing over, as its first token ended its answer
+
+STOPPED_P = http(msgspec.json.encode({**WHOLE, "choices": [{**WHOLE["choices"][0], "finish_reason": "stop"}]}))  # type: ignore[index]
+KEEPING_BACK = pytest.mark.parametrize("lab", ["mooncake", "moriio"], indirect=True)
+
+
+@KEEPING_BACK
+@pytest.mark.parametrize("has_head", [False, True])
+async def test_a_d_that_would_wait_for_nothing_is_asked_again_without_p(lab: Lab, has_head: bool) -> None:
+    if has_head:
+        lab.d.say(STREAM)
+        await asyncio.sleep(0.01)
+    lab.d.asked.clear()
+    lab.p.say(STOPPED_P)
+    await lab.until_hung_up(lab.d)
+    async with asyncio.timeout(SOON_S):
+        await lab.d.asked.wait()
+    assert "kv_transfer_params" not in lab.d.body
+    lab.d.say(GOOD_D)
+    first = (await lab.answer()).first
+    assert isinstance(first, bytes) and b"hi" in first
+    legs = lab.attempt.receipt.legs
+    assert [(leg.kind, leg.error) for leg in legs] == [(Leg.PREFILL, None), (Leg.DECODE, None), (Leg.DECODE, None)]
+    assert legs[1].ended_s is not None and legs[1].id != legs[2].id
+    assert (lab.attempt.receipt.handoff_missing, lab.attempt.handoff) == ("not_ended_by_length", None)
+
+
+@KEEPING_BACK
+async def test_a_client_that_leaves_while_d_is_asked_again_ends_that(lab: Lab) -> None:
+    lab.d.asked.clear()
+    lab.p.say(STOPPED_P)
+    async with asyncio.timeout(SOON_S):
+        await lab.d.asked.wait()
+    lab.d.hung_up.clear()
+    lab.turn.cancel()
+    await asyncio.wait({lab.turn})
+    await lab.until_hung_up(lab.d)
+    async with asyncio.timeout(SOON_S):
+        while lab.attempt.booking.holds_prefill or lab.attempt.on_close is not None:
+            await asyncio.sleep(0.001)
+    assert [(view.inflight, view.queued_prefill_tokens) for view in lab.proxy.state.registry.views()] == [(0, 0)] * 2
+
+
+@KEEPING_BACK
+async def test_a_d_that_has_begun_without_p_goes_on(lab: Lab) -> None:
+    lab.d.say(GOOD_D)
+    opened = await lab.answer()
+    lab.p.say(STOPPED_P)
+    await asyncio.sleep(0.01)
+    assert not lab.d.hung_up.is_set()
+    assert opened.relay is not None
+    assert not list(lab.proxy.state.metrics.failures._metrics), "it is nobody's failure"

@@ -21,7 +21,7 @@ from ppd.proxy.discovery.heartbeat import decode
 from ppd.proxy.fleet.engine_metrics import EngineMetrics
 from ppd.proxy.fleet.worker import Announcement, Load, Role
 from ppd.proxy.health.probe import EngineStatus
-from ppd.servers.agent.agent import MISSES, Agent, AgentPhase, EngineWatch, Identity, heartbeat_of, is_idle
+from ppd.servers.agent.agent import MISSES, Agent, AgentPhase, EngineWatch, Identity, completed, heartbeat_of, is_idle
 from ppd.servers.agent.announcer import Announcer
 from ppd.servers.cli.agent import curve_keys
 from ppd.servers.fleet.process import EngineFailed, EngineProcess
@@ -61,6 +61,27 @@ def test_what_a_bootstrap_server_told_is_announced_with_what_the_operator_said()
     identity = replace(IDENTITY, coordinates={"bootstrap_port": "9"})
     status = EngineStatus(True, coordinates={"engine_id": "e"})
     assert heartbeat_of(identity, status, AgentPhase.SERVING).coordinates == {"bootstrap_port": "9", "engine_id": "e"}
+
+
+@pytest.mark.parametrize(
+    ("before", "again", "was_away", "keeps"),
+    [
+        ("a", "a", True, True),
+        ("a", "b", False, False),
+        ("a", None, False, True),
+        ("a", None, True, False),
+        ("", "", False, True),
+        ("", "", True, False),
+    ],
+)
+def test_what_a_busy_engine_does_not_answer_it_has_said_before(
+    before: str, again: str | None, was_away: bool, keeps: bool
+) -> None:
+    last = EngineStatus(True, ("m",), "1", EngineMetrics(incarnation=before), True, coordinates={"engine_id": "e"})
+    now = EngineStatus(True, ("m",), "1", EngineMetrics(incarnation=again or ""), again is not None)
+    found = completed(now, last, was_away=was_away)
+    assert found.coordinates == ({"engine_id": "e"} if keeps else {})
+    assert found.metrics.incarnation == (before if again is None else again)
 
 
 @pytest.mark.parametrize(

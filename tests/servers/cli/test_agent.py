@@ -147,6 +147,25 @@ def test_a_simulated_p_is_announced_with_what_its_connector_needs(connector: str
                 "tp_size": "2",
             },
         ),
+        *(
+            (
+                {"connector": "nixl_push", "engine_args": given, "tensor_parallel": 2, "gpus": "0,1"},
+                {
+                    "engine_id": "10.0.0.5:8100",
+                    "side_channel_host": "10.0.0.5",
+                    "side_channel_port": "5600",
+                    **sizes,
+                },
+            )
+            for given, sizes in (
+                (("--pipeline-parallel-size", "4"), {"tp_size": "2", "pp_size": "4"}),
+                (("--pipeline_parallel_size=4", "-tp", "8"), {"tp_size": "8", "pp_size": "4"}),
+                (("-pp", "4", "-pp", "2", "-tp=1"), {"pp_size": "2"}),
+                (("-pp", "1", "--tensor-parallel-size=1"), {}),
+                (("--pipeline-parallel-size",), {"tp_size": "2"}),
+                (("-pp", "x"), {"tp_size": "2"}),
+            )
+        ),
         ({"connector": "mooncake"}, {"bootstrap_host": "10.0.0.5", "bootstrap_port": "5600"}),
         ({"connector": "sglang", "attach": "http://10.0.0.5:8100"}, {}),
         ({"connector": "mooncake", "attach": "http://10.0.0.5:8100"}, {}),

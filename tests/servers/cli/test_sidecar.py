@@ -36,6 +36,14 @@ def test_flags_become_the_options_of_a_sidecar() -> None:
     assert made.policy == FailurePolicy(OnFailure.RETRY, 2)
 
 
+def test_flags_say_what_the_connector_must_know() -> None:
+    given = ("--prefill", "P:1,engine_id=a", "--prefill", "10.0.0.5:8100,engine_id=b,pp_size=2")
+    made = options("--connector", "nixl_push", *given)
+    assert made.prefills == {"p:1": {"engine_id": "a"}, "10.0.0.5:8100": {"engine_id": "b", "pp_size": "2"}}
+    made = options("--connector", "p2p_nccl", "--coordinate", "zmq_address=10.0.0.6:21001")
+    assert (made.coordinates, made.prefills) == ({"zmq_address": "10.0.0.6:21001"}, {})
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -45,7 +53,14 @@ def test_flags_become_the_options_of_a_sidecar() -> None:
         (("--allow-prefill", "10.0.0.1/24"), "allow_prefill = '10.0.0.1/24': must be address ranges"),
         (("--allow-encoder", "10.0.0.1/24"), "allow_encoder = '10.0.0.1/24': must be address ranges"),
         (("--prefill-retries", "1"), "prefill_retries = 1: must be at least 1 with --on-prefill-failure retry"),
-        (("--connector", "p2p_nccl"), "'p2p_nccl' is not one of 'nixl', 'trtllm', 'none'"),
+        (("--connector", "mooncake"), "its P tells D's leg only when it is asked, and a sidecar asks nobody"),
+        (("--connector", "trtllm_gen_first"), "only when it is asked"),
+        (("--connector", "p2p_nccl"), "coordinate: p2p_nccl must know zmq_address"),
+        (("--connector", "nixl_push", "--prefill", "p:1"), "prefill: nixl_push must know engine_id"),
+        (("--connector", "nixl_push", "--prefill", "p,engine_id=e"), "prefill = 'p': must be host:port"),
+        (("--connector", "nixl_push", "--prefill", "p:1,engine_id"), "prefill: must be NAME=VALUE"),
+        (("--connector", "nixl_push", "--prefill", "p:1,engine_id=e,tp_size=x"), "prefill: tp_size: must be a number"),
+        (("--connector", "sglang", "--coordinate", "=x"), "coordinate: must be NAME=VALUE"),
         (("--idle-timeout-s", "0"), "idle_timeout_s = '0'"),
         (("--tls-cert-file", "/no/such", "--tls-key-file", "/no/such"), "tls_cert_file = '/no/such': must be"),
         (("--worker-ca-file", "/no/such"), "worker_ca_file = '/no/such': must be"),

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from ppd.proxy.config import ProxyConfig
+from ppd.proxy.connectors import CONNECTORS, is_of_sidecars
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
+from ppd.servers.agent.agent import Identity
+from ppd.servers.cli import agent, sidecar
+from ppd.servers.cli.agent import AgentOptions
 from ppd.servers.fleet.fleet import FleetSpec, LocalFleet, plan, share_of_gpus
 from ppd.servers.fleet.gateway import EnvoyGateway, find_envoy
 from ppd.servers.fleet.ports import free_ports
@@ -54,6 +58,27 @@ def test_behind_envoy_each_d_and_r_is_announced_as_its_sidecar() -> None:
     assert "--advertise" not in named["P1"].launch.argv
     assert flag(named["picker"].launch.argv, "--port") in flag(named["envoy"].launch.argv, "--config-yaml")
     assert len({member.address for member in members}) == len(members)
+
+
+@pytest.mark.parametrize("connector", [name for name in CONNECTORS if is_of_sidecars(name)])
+def test_behind_envoy_a_sidecar_is_told_what_agents_announce(connector: str) -> None:
+    gateway = EnvoyGateway(program="envoy", config=ProxyConfig())
+    workers = {Role.PREFILL: 2, Role.DECODE: 2, Role.REPLICA: 1}
+    named = {one.name: one for one in plan(spec(gateway=gateway, connector=connector, workers=workers, port_offset=7))}
+
+    def announced(name: str) -> Identity:
+        flags = list(map(str, named[name].launch.argv[4:]))
+        params = agent.command.make_context("agent", flags).params
+        options = AgentOptions(**{**params, "role": Role(params["role"]), "connector": connector})
+        return agent.identity_of(options, named[name].address)
+
+    for name in ("D1", "D2"):
+        argv = list(map(str, named[f"{name}-sidecar"].launch.argv[4:]))
+        made = sidecar.options_of(**sidecar.command.make_context("sidecar", argv).params)
+        assert made.connector == connector
+        assert dict(made.coordinates) == announced(name).coordinates
+        told = {named[p].address: announced(p).coordinates for p in ("P1", "P2")}
+        assert made.prefills == {address: known for address, known in told.items() if known}
 
 
 def test_behind_envoy_an_encoder_is_announced_as_itself() -> None:

@@ -73,16 +73,21 @@ class Site:
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         engine_at: str = "",
         names: str = "P1 D1",
+        connector: str = "",
         **options: Any,
     ) -> AsyncIterator[Self]:
         """engine: settings of the engines; settings: of the config; options: of the sidecar.
 
+        connector: of all, and the sidecar is told what it must know; else it is NIXL's pull mode.
         engine_at: the address of another engine than D1; names: of the engines; tls: the client's, of a sidecar that
         speaks it.
         """
         async with AsyncExitStack() as stack:
             lives = {name: await stack.enter_async_context(AsyncExitStack()) for name in names.split()}
-            engines = {name: await start_engine(life, name, **(engine or {})) for name, life in lives.items()}
+            kind = {**(engine or {}), **({"connector": connector} if connector else {})}
+            engines = {name: await start_engine(life, name, **kind) for name, life in lives.items()}
+            if connector:
+                options = {"connector": connector, **coordinates_told(engines), **options}
             session = await stack.enter_async_context(
                 aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls or True))
             )
@@ -121,3 +126,10 @@ class Site:
         async with asyncio.timeout(limit_s):
             while not holds():
                 await asyncio.sleep(0.005)
+
+
+def coordinates_told(engines: Mapping[str, SimEngine]) -> dict[str, Any]:
+    """The sidecar's options that say what its connector must know of D1 and of each P."""
+    told = {name: engine.protocol.coordinates(engine.own) for name, engine in engines.items()}
+    prefills = {engines[name].address: of_p for name, of_p in told.items() if name[0] == "P"}
+    return {"coordinates": told["D1"], "prefills": prefills}

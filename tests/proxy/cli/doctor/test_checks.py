@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ppd.proxy.cli.doctor import checks, conversation
+from ppd.proxy.cli.doctor import checks, conversation, readback
 from ppd.proxy.cli.doctor import fleet as fleet_checks
 from ppd.proxy.cli.doctor.checks import (
     CHECKS,
@@ -390,10 +390,10 @@ def test_only_a_failure_is_an_error(level: Level, code: int) -> None:
 def test_every_check_is_run_once() -> None:
     public = {
         check
-        for module in (checks, fleet_checks, conversation)
+        for module in (checks, fleet_checks, conversation, readback)
         for name, check in vars(module).items()
         if getattr(check, "__module__", "") == module.__name__ and not name.startswith("_")
     }
-    others = {checks.examine, checks.exit_code}
+    others = {checks.examine, checks.exit_code, readback.may_read_back}
     assert set(CHECKS) == public - others
     assert len(CHECKS) == len(set(CHECKS))

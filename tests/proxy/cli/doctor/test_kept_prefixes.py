@@ -17,7 +17,7 @@ from ppd.proxy.fleet.worker import Role, Worker
         ("sglang", None, None),
         ("trtllm", None, (Level.SKIP, "D1 does not tell whether it reuses blocks")),
         ("trtllm", True, None),
-        ("trtllm", False, None),
+        ("trtllm", False, (Level.WARN, "D1 reuses no blocks")),
         ("vllm", None, None),
     ],
 )

@@ -49,6 +49,15 @@ async def test_where_nobody_receives_d_computes_the_prompt(lab: Any) -> None:
     await lab.until(lambda: p.counters.failed_transfers == 1 and lab.is_quiet(p))
 
 
+async def test_by_a_fault_p_sends_nothing_and_d_computes_the_prompt(lab: Any) -> None:
+    p, d = await start(lab, "lmcache")
+    p.faults = Faults([Order(FaultKind.ABSENT)])
+    assert (await lab.chat(p, HI, max_tokens=1, kv_transfer_params=receiver(d, "k"))).status == 200
+    await lab.until(lambda: lab.is_quiet(p))
+    assert (await lab.chat(d, HI)).text == await lab.expected(HI)
+    assert d.counters.local_compute_tokens == d.counters.prompt_tokens
+
+
 @pytest.mark.parametrize("is_there", [True, False])
 async def test_a_peers_d_computes_what_p_does_not_have(lab: Any, is_there: bool) -> None:
     p, d = await start(lab, "offload_p2p", meeting_timeout_s=5.0 if is_there else 0.05)

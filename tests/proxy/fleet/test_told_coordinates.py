@@ -1,0 +1,61 @@
+"""What workers have told of themselves when they were asked: how long it holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ppd.proxy.fleet.registry import Registry
+from ppd.proxy.fleet.worker import Announcement, Role, Source, Worker
+
+P = Worker(role=Role.PREFILL, address="10.0.0.5:8100", source=Source.STATIC)
+CONFIGURED = {"bootstrap_port": "9"}
+TOLD = {**CONFIGURED, "engine_id": "e"}
+
+
+@pytest.mark.parametrize(
+    ("before", "again", "was_down", "keeps"),
+    [
+        ("a", "a", False, True),
+        ("a", "a", True, True),  # it had only been slow
+        ("a", "b", False, False),
+        ("a", "b", True, False),
+        ("a", "", False, True),  # its metrics were late too
+        ("a", "", True, False),  # it may have begun anew
+        ("", "", False, True),  # an engine that tells no start time
+        ("", "", True, False),
+        ("", "b", False, False),
+    ],
+)
+def test_what_a_probe_learns_is_kept_where_the_next_query_fails(
+    before: str, again: str, was_down: bool, keeps: bool
+) -> None:
+    registry = Registry()
+    told = replace(P, coordinates=CONFIGURED, incarnation=before)
+    registry.add_static(told, 0.0)
+    registry.probed(told.id, replace(told, coordinates={"engine_id": "e"}), None, 0.0)
+    if was_down:
+        registry.probe_failed(told.id)
+    registry.probed(told.id, replace(told, coordinates={}, incarnation=again), None, 1.0)
+    (view,) = registry.views()
+    assert view.worker.coordinates == (TOLD if keeps else CONFIGURED)
+
+
+def test_another_answer_replaces_the_one_before() -> None:
+    registry = Registry()
+    told = replace(P, coordinates=CONFIGURED, incarnation="a")
+    registry.add_static(told, 0.0)
+    registry.probed(told.id, replace(told, coordinates={"engine_id": "e", "engine_id.1": "f"}), None, 0.0)
+    registry.probed(told.id, replace(told, coordinates={"engine_id": "g"}), None, 1.0)
+    (view,) = registry.views()
+    assert view.worker.coordinates == {**CONFIGURED, "engine_id": "g"}
+
+
+def test_a_late_probe_does_not_undo_what_a_ping_has_told() -> None:
+    registry, pinging = Registry(), replace(P, source=Source.PING, coordinates={"zmq_address": "a:1"})
+    registry.apply(Announcement(pinging), 0.0)
+    registry.apply(Announcement(replace(pinging, coordinates={"zmq_address": "a:2"})), 1.0)
+    registry.probed(pinging.id, pinging, None, 1.0)
+    view = registry.view(pinging.id)
+    assert view is not None and view.worker.coordinates == {"zmq_address": "a:2"}

@@ -8,14 +8,15 @@ and by whether its answer called a tool.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from ..runtime.replicated import Replicated
 from .log_histogram import LogHistogram
-from .pauses import HORIZON_S, PauseHabits, Pauses
+from .pauses import BIN_ENDS, HORIZON_S, PauseHabits, Pauses
 
 MODELS_KEPT = 64
 MOST_TOKENS = 1 << 20
@@ -122,9 +123,25 @@ class Forecasts:
         away, end = pauses.away(idle_s, now_s), pauses.away(HORIZON_S, now_s)
         return (away - end) / away if away > end else 0.0
 
-    def return_rate(self, model: str, turn: int, *, calls_tool: bool, idle_s: float, now_s: float) -> float:
-        """Turns a second, of a session whose turn `turn` ended `idle_s` ago."""
-        return self._pauses(model, turn, calls_tool).rate(idle_s, now_s) if idle_s < HORIZON_S else 0.0
+    def return_rates(self, model: str, now_s: float) -> Callable[[int, bool, float], float]:
+        """Turns a second, of a session: by the turn that ended, whether its answer called a tool, and seconds since.
+
+        Of many sessions at one time.
+        """
+        known = self._models.get(model)
+        pauses = _ALL_UNKNOWN if known is None else known.pauses
+        made: list[Sequence[float] | None] = [None] * len(pauses)
+
+        def rate(turn: int, calls_tool: bool, idle_s: float) -> float:
+            if not idle_s < HORIZON_S:
+                return 0.0
+            kind = _kind(turn, calls_tool)
+            rates = made[kind]
+            if rates is None:
+                rates = made[kind] = pauses[kind].rates(now_s)
+            return rates[bisect_right(BIN_ENDS, idle_s)]
+
+        return rate
 
     def median_left_s(self, model: str, turn: int, *, calls_tool: bool, idle_s: float, now_s: float) -> float:
         """Until half of the sessions like it are back that come back at all."""
@@ -168,6 +185,7 @@ class Forecasts:
 
 
 _UNKNOWN = Pauses()  # never learns
+_ALL_UNKNOWN = [_UNKNOWN] * 6
 
 
 def _bucket(turn: int) -> int:
@@ -176,4 +194,5 @@ def _bucket(turn: int) -> int:
 
 
 def _kind(turn: int, calls_tool: bool) -> int:
-    return 2 * _bucket(turn) + calls_tool
+    """The same, twice, and more by 1 if it did: asked of each session that is waited for."""
+    return (0 if turn <= 1 else 2 if turn <= 3 else 4) + calls_tool

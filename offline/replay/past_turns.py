@@ -53,6 +53,7 @@ class _Line(msgspec.Struct, gc=False):
     predicted_ttft_s: Time | None = None
     legs: list[_Leg] = []
     outcome: Name = ""
+    finish_reason: Name | None = None
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
     cached_tokens: Count | None = None
@@ -90,6 +91,8 @@ class PastTurn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     slo: SloTargets
     answering: LegTimes
     prefill: LegTimes | None
+    is_completed: bool
+    finish_reason: str
     prompt_counted: int | None  # by the engine, of a completed turn
     completion_counted: int | None
     cached_counted: int | None
@@ -158,6 +161,8 @@ def _past_turn(receipt: _Line, targets: dict[SloTargets, SloTargets]) -> PastTur
         slo=targets.setdefault(receipt.slo, receipt.slo),
         answering=answering,
         prefill=prefill,
+        is_completed=is_completed,
+        finish_reason=intern(receipt.finish_reason or ""),
         prompt_counted=receipt.prompt_tokens if is_completed else None,
         completion_counted=receipt.completion_tokens if is_completed else None,
         cached_counted=receipt.cached_tokens if is_completed else None,

@@ -73,8 +73,8 @@ class PastBeliefs:
         self.returns = Returns(self._sessions, self._beliefs, self._forecasts, prefills_answer=prefills_answer)
 
     def __len__(self) -> int:
-        """Sessions that are known."""
-        return len(self._sessions)
+        """Sessions that are known, and names."""
+        return len(self._sessions) + len(self._histories)
 
     def came(self, turn: PastTurn) -> KnownSession:
         session = self._named(turn)

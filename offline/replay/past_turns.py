@@ -107,6 +107,7 @@ class PastLog(msgspec.Struct, kw_only=True):
     turns: list[PastTurn]
     damage: Damage
     undecided: int = 0  # receipts of turns that reached no worker
+    repeated: int = 0  # receipts that are there once more, as where files were joined that overlap
 
 
 _LINE = msgspec.json.Decoder(_Line)
@@ -126,7 +127,22 @@ def read_log(lines: Iterable[tuple[int, bytes]]) -> PastLog:
             else:
                 log.turns.append(turn)
     log.turns.sort(key=lambda turn: turn.decided_s)
+    read, log.turns = len(log.turns), list(_once(log.turns))
+    log.repeated = read - len(log.turns)
     return log
+
+
+def _once(turns: Iterable[PastTurn]) -> Iterator[PastTurn]:
+    """turns: in order. Those without a session may be alike, and be others."""
+    at_once = list[PastTurn]()
+    for turn in turns:
+        if not at_once or at_once[0].decided_s != turn.decided_s:
+            at_once = [turn]
+        elif turn.session and turn in at_once:
+            continue
+        else:
+            at_once.append(turn)
+        yield turn
 
 
 def _past_turn(receipt: _Line, targets: dict[SloTargets, SloTargets]) -> PastTurn | None:

@@ -25,6 +25,8 @@ from .past_beliefs import USUAL_LIMITS, KnownSession, PastBeliefs, SessionLimits
 from .past_fleet import PastFleet
 from .past_turns import PastTurn
 
+ROUTES = frozenset(Route)
+
 
 @dataclass(slots=True)
 class Compared:
@@ -122,7 +124,7 @@ def _turn(
         affinity=known.affinity,
         single_engine="replayed" if past.reason == "single_engine" else None,
         stored_response=past.reason == "stored_response",
-        forced=Route(past.forced) if past.forced in [*Route] else None,
+        forced=Route(past.forced) if past.forced in ROUTES else None,
         readable=readable,
         slo=past.slo if targets is None else targets.over(past.slo),
     )

@@ -117,11 +117,7 @@ class Forecasts:
 
     def chance_of_return(self, model: str, turn: int, *, calls_tool: bool, idle_s: float, now_s: float) -> float:
         """That a session comes back, whose turn `turn` ended `idle_s` ago."""
-        if not idle_s < HORIZON_S:
-            return 0.0
-        pauses = self._pauses(model, turn, calls_tool)
-        away, end = pauses.away(idle_s, now_s), pauses.away(HORIZON_S, now_s)
-        return (away - end) / away if away > end else 0.0
+        return self._pauses(model, turn, calls_tool).chance(idle_s, now_s) if idle_s < HORIZON_S else 0.0
 
     def return_rates(self, model: str, now_s: float) -> Callable[[int, bool, float], float]:
         """Turns a second, of a session: by the turn that ended, whether its answer called a tool, and seconds since.

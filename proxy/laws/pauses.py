@@ -80,11 +80,16 @@ class Pauses:
 
     def away(self, idle_s: float, now_s: float) -> float:
         """The share of sessions that stay away for so long."""
-        curve, idle_s = self._survival(now_s), min(idle_s, HORIZON_S)
-        place = math.log2(idle_s / _LEAST_S) * _PER_DOUBLING if idle_s > _LEAST_S else 0.0
-        number = min(len(curve) - 2, int(place))
-        part = min(1.0, place - number)
-        return curve[number] + (curve[number + 1] - curve[number]) * part
+        curve = self._survival(now_s)
+        place = math.log2(min(idle_s, HORIZON_S) / _LEAST_S) * _PER_DOUBLING if idle_s > _LEAST_S else 0.0
+        number = int(place)  # the last bin begins before the horizon
+        here = curve[number]
+        return here + (curve[number + 1] - here) * (place - number)
+
+    def chance(self, idle_s: float, now_s: float) -> float:
+        """That one who has stayed away for so long returns at all."""
+        away, end = self.away(idle_s, now_s), self.away(HORIZON_S, now_s)
+        return (away - end) / away if away > end else 0.0
 
     def rates(self, now_s: float) -> list[float]:
         """Returns a second, of a session by the bin of its time away (`BIN_ENDS`)."""

@@ -142,11 +142,10 @@ class PastBeliefs:
             calls_tool = turn.finish_reason in TOOL_CALLS
             # Its session's mean is for the lengths of answers to come, which receipts tell as they were foreseen.
             self._forecasts.take(AnswerEnded(turn.model, turn.number, output, None, calls_tool, now_s))
-        if before is not None and (prefill is None or turn.route == "READBACK"):
-            session.learn(None, None, before.learnt()[2])
-            prefill = None
         residency = self._beliefs.residency
-        on_prefill = None if prefill is None else residency(prefill, prompt)
+        on_prefill = None if before is None else before.learnt()[2]  # what P held before is kept, and not touched
+        if prefill is not None and turn.route != "READBACK":
+            on_prefill = residency(prefill, prompt)
         session.learn(None, residency(decode, prompt + output), on_prefill, calls_tool=calls_tool)
         session.turn, session.seen_s = turn.number, now_s
         self._sessions.adopt(session, None, ())

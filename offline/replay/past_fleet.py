@@ -133,20 +133,23 @@ class PastFleet:
         first_s = leg.ended_s if turn.prefill is not None else _first_s(leg, computing, now_s, took_s)
         computing.computes(now_s, new_tokens, took_s, patience_s)
         computing.legs(1)
-        self.when(first_s, lambda time_s: computing.computed(time_s, new_tokens, took_s))
-        ended_s = max(turn.answering.ended_s, first_s)
         if turn.prefill is not None:
-            self.when(first_s, lambda _: computing.legs(-1))
             answering.legs(1)
             answering.decodes(1, context)
-        else:
-            self.when(first_s, lambda _: answering.decodes(1, context))
+
+        def computed(time_s: float) -> None:
+            computing.computed(time_s, new_tokens, took_s)
+            if turn.prefill is not None:
+                computing.legs(-1)
+            else:
+                answering.decodes(1, context)
 
         def end(_: float) -> None:
             answering.legs(-1)
             answering.decodes(-1, -context)
 
-        self.when(ended_s, end)
+        self.when(first_s, computed)
+        self.when(max(turn.answering.ended_s, first_s), end)
         return first_s
 
     def _come(self, worker: PastWorker) -> Callable[[float], None]:

@@ -14,7 +14,8 @@ import msgspec
 from ..beliefs.beliefs import Beliefs
 from ..beliefs.cache_book import CacheBook
 from ..fleet.worker import WorkerId
-from ..laws.forecasts import Forecasts
+from ..laws.forecasts import Forecasts, kind_of
+from ..laws.pauses import RATE_ENDS
 from ..sessions.table import SessionTable
 
 KEPT_S = 0.5  # for which what is found is used: a session more or less changes little
@@ -100,7 +101,8 @@ class Returns:
         rates, rate = self._forecasts.return_rates(model, now_s), 0.0
         for session in map(self._sessions.of_history, book.newest(NEWEST)):
             if session is not None and session.decode == worker and (calls_tool := session.awaited()) is not None:
-                rate += rates(session.turn, calls_tool, now_s - session.seen_s)
+                of_kind = rates[kind_of(session.turn, calls_tool)]
+                rate += of_kind[bisect_right(RATE_ENDS, now_s - session.seen_s)]
         return rate
 
     def _look(self, known: _Losses, book: CacheBook, model: str, tokens: int) -> None:

@@ -7,7 +7,7 @@ are packed into one number: 32 or 36 bytes. Where many workers hold the same beg
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 
 _NUMBER_BITS = 25  # of a book: a proxy sees fewer workers come in its life
 _SLOT_BITS = 20  # of an entry: 30 times as many as a book keeps, as each turn under way may have another one
@@ -39,7 +39,7 @@ class EntryPlaces:
             found >>= _PLACE_BITS
         return 0
 
-    def of(self, key: int) -> Collection[tuple[int, int]]:
+    def of(self, key: int) -> Iterable[tuple[int, int]]:
         """Numbers and slots of all books that have an entry of it."""
         found = self._places.get(key)
         if found is None:

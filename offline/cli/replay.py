@@ -19,6 +19,7 @@ from ppd.proxy.laws.targets import ALLOWED_TARGETS, GivenTargets, given_targets
 from ppd.proxy.settings import Settings
 
 from ..goodput.modes import SIMULATED
+from ..replay.past_beliefs import SessionLimits
 from ..replay.replay import replay
 from ..replay.summary import STALE, Difference, Summary, summary
 from .receipt_log import opened
@@ -100,7 +101,14 @@ def replayed(path: Path, config: ProxyConfig, targets: GivenTargets | None) -> S
     settings = Settings(config)
     log = opened(path)
     capacity_tokens = find(config.profile).kv_capacity_tokens
-    compared = replay(log.turns, settings.rules(), settings.laws, capacity_tokens=capacity_tokens, targets=targets)
+    compared = replay(
+        log.turns,
+        settings.rules(),
+        settings.laws,
+        capacity_tokens=capacity_tokens,
+        targets=targets,
+        sessions=SessionLimits(ttl_s=config.session_ttl_s, most=config.session_limit),
+    )
     if not compared.count:
         raise ConfigError(f"{path}: the rules found no worker for any turn", param="log")
     return summary(log, compared)
@@ -110,6 +118,7 @@ def told(found: Summary, config: ProxyConfig) -> Iterator[Text]:
     yield Text(f"{found.turns} turns of {found.sessions} sessions, decided again in mode {config.mode}", "bold")
     left_out = (
         ("reached no worker", found.undecided),
+        ("are there once more", found.repeated),
         ("found no worker by these rules", found.refused),
         ("went to workers of which nothing is predicted", found.unpredicted),
         ("damaged lines", found.damaged),

@@ -1,27 +1,26 @@
-"""The workers as the log shows them at each moment: who is there, how busy, and what each may hold of a session.
+"""The workers as the log shows them at each moment: who is there, and how busy.
 
 A worker is there from a minute before its first leg in the log to a minute after its last. Its load is that of the
-log's turns, and its cache holds the sessions that used it last, as far as its profile's capacity goes. What other
-proxies had it do is not in the log.
+log's turns. What other proxies had it do is not in the log.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from ppd.proxy.beliefs.held import BeliefEvidence, Held
+from ppd.proxy.connectors.nixl import READS_BACK
 from ppd.proxy.fleet.view import NO_PROMPTS, Fleet, RecentPrompts, Takers, WorkerView, taking_turns
-from ppd.proxy.fleet.worker import Role, Worker, WorkerId
+from ppd.proxy.fleet.worker import Load, Role, Worker, WorkerId
 from ppd.proxy.laws.prediction import EngineLaws, Laws, idle_ttft_s, prefill_steps, prefill_time_s
 
 from .past_turns import LegTimes, PastTurn, workers_of
 
 UNUSED_S = 60.0  # for which a worker is believed to be there without a leg, before the first and after the last
 USUAL_CAPACITY_TOKENS = 400_000  # of a worker without a profile
+CLOCK_S = 0.001  # receipts tell times to the millisecond, so a turn may seem to come before the answer before it ended
 
 
 @dataclass(slots=True, eq=False)
@@ -42,9 +41,12 @@ class PastWorker:
     queued_s: float = 0.0
     since_s: float = 0.0
     recent_prompts: RecentPrompts = NO_PROMPTS
-    cache: OrderedDict[str, int] = field(default_factory=OrderedDict)  # tokens by session, the oldest first
-    cached_tokens: int = 0
     _view: WorkerView | None = None
+
+    def engine(self) -> WorkerView:
+        """With what never changes alone."""
+        load = Load(kv_capacity_tokens=self.capacity_tokens)
+        return WorkerView(worker=self.worker, name=self.name, incarnation="", load=load)
 
     def view(self) -> WorkerView:
         if self._view is None:
@@ -62,12 +64,6 @@ class PastWorker:
                 recent_prompts=self.recent_prompts,
             )
         return self._view
-
-    def holds(self, session: str, tokens: int) -> None:
-        self.cached_tokens += tokens - self.cache.pop(session, 0)
-        self.cache[session] = tokens
-        while self.cached_tokens > self.capacity_tokens and len(self.cache) > 1:
-            self.cached_tokens -= self.cache.popitem(last=False)[1]
 
     def computes(self, now_s: float, tokens: int, took_s: float, patience_s: float) -> None:
         steps_s = 0.0 if self.laws is None else prefill_steps(self.laws.costs, tokens) * self.laws.costs.step_s
@@ -103,40 +99,32 @@ class PastFleet:
         self._workers = _workers(turns, laws, capacity_tokens)
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._serial = 0
-        self._there: set[WorkerId] = set()
+        self._engines: dict[WorkerId, WorkerView] = {}  # that are there
         self._takers: dict[str, Takers] = {}
         for worker in self._workers.values():
-            self._at(worker.first_s, self._come(worker))
-            self._at(worker.last_s, self._leave(worker))
+            self.when(worker.first_s, self._come(worker))
+            self.when(worker.last_s, self._leave(worker))
 
     @property
     def workers(self) -> dict[WorkerId, PastWorker]:
         return self._workers
 
     def at(self, now_s: float, model: str) -> Fleet:
-        while self._events and self._events[0][0] <= now_s:
-            time_s, _, happen = heappop(self._events)
+        events, until_s = self._events, now_s + CLOCK_S
+        while events and events[0][0] <= until_s:
+            time_s, _, happen = heappop(events)
             happen(time_s)
-        views = {worker: self._workers[worker].view() for worker in self._there}
+        views = {worker: self._workers[worker].view() for worker in self._engines}
         if (takers := self._takers.get(model)) is None:
             takers = self._takers[model] = taking_turns([views[worker] for worker in sorted(views)], model)
         return Fleet.of(views, takers)
 
-    def held(self, turn: PastTurn, held_tokens: int) -> dict[WorkerId, Held]:
-        """Of the turn's prompt. What its own receipt says of the worker that answered counts before all."""
-        found, own = dict[WorkerId, Held](), WorkerId(turn.answering.address)
-        if held_tokens:
-            for worker in self._there:
-                if tokens := self._workers[worker].cache.get(turn.session):
-                    found[worker] = Held(min(tokens, held_tokens), BeliefEvidence.OWN_TURNS)
-        found.pop(own, None)
-        if turn.cached_tokens:
-            evidence = turn.evidence if turn.evidence in [*BeliefEvidence] else BeliefEvidence.OWN_TURNS
-            found[own] = Held(turn.cached_tokens, BeliefEvidence(evidence))
-        return found
+    def engine(self, worker: WorkerId) -> WorkerView | None:
+        """With the capacity of its cache; None: it is not there."""
+        return self._engines.get(worker)
 
-    def begin(self, turn: PastTurn, new_tokens: int) -> None:
-        """The turn goes the way that it went. new_tokens: that it computed."""
+    def begin(self, turn: PastTurn, new_tokens: int) -> float:
+        """The turn goes the way that it went. new_tokens: that it computed. Returns when its prompt was computed."""
         leg = turn.answering if turn.prefill is None else turn.prefill
         computing = self._workers[WorkerId(leg.address)]
         answering = self._workers[WorkerId(turn.answering.address)]
@@ -145,47 +133,51 @@ class PastFleet:
         first_s = leg.ended_s if turn.prefill is not None else _first_s(leg, computing, now_s, took_s)
         computing.computes(now_s, new_tokens, took_s, patience_s)
         computing.legs(1)
-        self._at(first_s, lambda time_s: computing.computed(time_s, new_tokens, took_s))
-        ended_s = max(turn.answering.ended_s, first_s)
         if turn.prefill is not None:
-            self._at(first_s, lambda _: computing.legs(-1))
             answering.legs(1)
             answering.decodes(1, context)
-        else:
-            self._at(first_s, lambda _: answering.decodes(1, context))
+
+        def computed(time_s: float) -> None:
+            computing.computed(time_s, new_tokens, took_s)
+            if turn.prefill is not None:
+                computing.legs(-1)
+            else:
+                answering.decodes(1, context)
 
         def end(_: float) -> None:
             answering.legs(-1)
             answering.decodes(-1, -context)
-            if turn.prompt_counted is not None:
-                answering.holds(turn.session, turn.prompt_counted + (turn.completion_counted or 0))
-                if turn.prefill is not None:
-                    computing.holds(turn.session, turn.prompt_counted)
 
-        self._at(ended_s, end)
+        self.when(first_s, computed)
+        self.when(max(turn.answering.ended_s, first_s), end)
+        return first_s
 
     def _come(self, worker: PastWorker) -> Callable[[float], None]:
         def come(_: float) -> None:
-            self._there.add(worker.worker.id)
+            self._engines[worker.worker.id] = worker.engine()
             self._takers.clear()
 
         return come
 
     def _leave(self, worker: PastWorker) -> Callable[[float], None]:
         def leave(_: float) -> None:
-            self._there.discard(worker.worker.id)
+            self._engines.pop(worker.worker.id, None)
             self._takers.clear()
 
         return leave
 
-    def _at(self, time_s: float, happen: Callable[[float], None]) -> None:
+    def when(self, time_s: float, happen: Callable[[float], None]) -> None:
+        """It happens at that time, which it is told, once the turns have been played up to there."""
         self._serial += 1
         heappush(self._events, (time_s, self._serial, happen))
 
 
 def _workers(turns: Iterable[PastTurn], laws: Laws, capacity_tokens: int) -> dict[WorkerId, PastWorker]:
     models, legs = dict[str, set[str]](), dict[str, tuple[LegTimes, float]]()
+    reading = set[str]()
     for turn, leg in workers_of(turns):
+        if turn.route == "READBACK":
+            reading.add(leg.address)
         known = legs.get(leg.address)
         first = leg if known is None or leg.began_s < known[0].began_s else known[0]
         legs[leg.address] = first, max(leg.began_s, -math.inf if known is None else known[1])
@@ -193,7 +185,8 @@ def _workers(turns: Iterable[PastTurn], laws: Laws, capacity_tokens: int) -> dic
     found = dict[WorkerId, PastWorker]()
     for address, (leg, last_s) in legs.items():
         role = Role(leg.worker[:1]) if leg.worker[:1] in [*Role] else Role.DECODE
-        worker = Worker(role=role, address=address, models=tuple(sorted(models[address])))
+        coordinates = {READS_BACK: "true"} if address in reading else {}
+        worker = Worker(role=role, address=address, models=tuple(sorted(models[address])), coordinates=coordinates)
         past = PastWorker(worker, leg.worker, leg.began_s - UNUSED_S, last_s + UNUSED_S, capacity_tokens)
         past.laws = laws.of(past.view())
         found[worker.id] = past

@@ -53,6 +53,7 @@ class _Line(msgspec.Struct, gc=False):
     predicted_ttft_s: Time | None = None
     legs: list[_Leg] = []
     outcome: Name = ""
+    finish_reason: Name | None = None
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
     cached_tokens: Count | None = None
@@ -90,6 +91,8 @@ class PastTurn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     slo: SloTargets
     answering: LegTimes
     prefill: LegTimes | None
+    is_completed: bool
+    finish_reason: str
     prompt_counted: int | None  # by the engine, of a completed turn
     completion_counted: int | None
     cached_counted: int | None
@@ -104,6 +107,7 @@ class PastLog(msgspec.Struct, kw_only=True):
     turns: list[PastTurn]
     damage: Damage
     undecided: int = 0  # receipts of turns that reached no worker
+    repeated: int = 0  # receipts that are there once more, as where files were joined that overlap
 
 
 _LINE = msgspec.json.Decoder(_Line)
@@ -123,7 +127,22 @@ def read_log(lines: Iterable[tuple[int, bytes]]) -> PastLog:
             else:
                 log.turns.append(turn)
     log.turns.sort(key=lambda turn: turn.decided_s)
+    read, log.turns = len(log.turns), list(_once(log.turns))
+    log.repeated = read - len(log.turns)
     return log
+
+
+def _once(turns: Iterable[PastTurn]) -> Iterator[PastTurn]:
+    """turns: in order. Those without a session may be alike, and be others."""
+    at_once = list[PastTurn]()
+    for turn in turns:
+        if not at_once or at_once[0].decided_s != turn.decided_s:
+            at_once = [turn]
+        elif turn.session and turn in at_once:
+            continue
+        else:
+            at_once.append(turn)
+        yield turn
 
 
 def _past_turn(receipt: _Line, targets: dict[SloTargets, SloTargets]) -> PastTurn | None:
@@ -158,6 +177,8 @@ def _past_turn(receipt: _Line, targets: dict[SloTargets, SloTargets]) -> PastTur
         slo=targets.setdefault(receipt.slo, receipt.slo),
         answering=answering,
         prefill=prefill,
+        is_completed=is_completed,
+        finish_reason=intern(receipt.finish_reason or ""),
         prompt_counted=receipt.prompt_tokens if is_completed else None,
         completion_counted=receipt.completion_tokens if is_completed else None,
         cached_counted=receipt.cached_tokens if is_completed else None,

@@ -9,6 +9,9 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
+
+from msgspec.structs import replace
 
 from ppd.proxy.errors import NoWorkerError
 from ppd.proxy.fleet.view import Fleet, WorkerView
@@ -16,9 +19,13 @@ from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.laws.prediction import Laws, Outlook, Prediction, TurnSize, idle_ttft_s, on_one, on_two, work_on
 from ppd.proxy.laws.targets import GivenTargets
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
+from ppd.proxy.policy.decision import Readable
 
+from .past_beliefs import USUAL_LIMITS, KnownSession, PastBeliefs, SessionLimits
 from .past_fleet import PastFleet
 from .past_turns import PastTurn
+
+ROUTES = frozenset(Route)
 
 
 @dataclass(slots=True)
@@ -41,50 +48,70 @@ class Compared:
         return len(self.sessions)
 
 
-@dataclass(slots=True)
-class _Session:
-    number: int
-    tokens: int = 0  # of its newest turn
-    decode: WorkerId | None = None
-
-
 def replay(
-    turns: Sequence[PastTurn], rules: Rules, laws: Laws, *, capacity_tokens: int, targets: GivenTargets | None = None
+    turns: Sequence[PastTurn],
+    rules: Rules,
+    laws: Laws,
+    *,
+    capacity_tokens: int,
+    targets: GivenTargets | None = None,
+    sessions: SessionLimits = USUAL_LIMITS,
 ) -> Compared:
     """turns: in order of their decisions. targets: those given, in place of their own."""
-    fleet, compared, sessions = PastFleet(turns, laws, capacity_tokens), Compared(), dict[str, _Session]()
+    fleet, compared, numbers = PastFleet(turns, laws, capacity_tokens), Compared(), _Numbers()
+    beliefs = PastBeliefs(fleet.engine, fleet.when, sessions, prefills_answer=rules.prefills_answer)
+    if sessions.returns:
+        rules = replace(rules, returns=beliefs.returns)
     for past in turns:
         now_s = past.decided_s
         views = fleet.at(now_s, past.model)
-        session = sessions.get(past.session)
-        if session is None:
-            session = sessions[past.session] = _Session(len(sessions))
-        turn = _turn(past, session, fleet, targets)
+        known = beliefs.came(past)
+        turn = _turn(past, known, beliefs, views, targets)
         try:
             decision = decide(turn, views, rules, qps=past.qps, now_s=now_s)
         except NoWorkerError:
             compared.refused += 1
         else:
-            _compare(compared, past, turn, decision, views, laws, session.number)
-        computing = past.answering if past.prefill is None else past.prefill
-        fleet.begin(past, max(1, past.prompt_tokens - _held(turn, computing.address)))
-        session.tokens = past.prompt_tokens + past.output_tokens
-        if past.prompt_counted is not None:
-            session.tokens = past.prompt_counted + (past.completion_counted or 0)
-        session.decode = WorkerId(past.answering.address)
+            _compare(compared, past, turn, decision, views, laws, numbers.of(past.session))
+        computed_s = fleet.begin(past, max(1, past.prompt_tokens - _held(past, turn)))
+        beliefs.begin(past, known, turn.held, turn.held_tokens, computed_s)
     return compared
 
 
-def _held(turn: Turn, address: str) -> int:
-    held = turn.held.get(WorkerId(address))
+class _Numbers:
+    """Of sessions, from 0; turns without a session are alone."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, int] = {}
+        self._next = count()
+
+    def of(self, session: str) -> int:
+        number = self._by_name.get(session)
+        if number is None:
+            number = next(self._next)
+            if session:
+                self._by_name[session] = number
+        return number
+
+
+def _held(past: PastTurn, turn: Turn) -> int:
+    """Of the prompt, where it was computed."""
+    if turn.readable is not None:
+        return turn.readable.tokens
+    computing = past.answering if past.prefill is None else past.prefill
+    held = turn.held.get(WorkerId(computing.address))
     return 0 if held is None else min(held.tokens, turn.prompt_tokens)
 
 
-def _turn(past: PastTurn, session: _Session, fleet: PastFleet, targets: GivenTargets | None) -> Turn:
-    goes_on = past.kind in ("next", "retry", "branch")
-    held_tokens = min(session.tokens, past.prompt_tokens) if goes_on else 0
+def _turn(
+    past: PastTurn, known: KnownSession, beliefs: PastBeliefs, views: Fleet, targets: GivenTargets | None
+) -> Turn:
+    held_tokens = min(known.tokens, past.prompt_tokens)
     if past.kind == "branch":  # where it parts from its session, only the receipt knows
         held_tokens = min(held_tokens, past.cached_tokens)
+    readable = None
+    if past.route == Route.READBACK:  # of other turns nothing tells whether a P could have read anything back
+        readable = Readable(WorkerId(past.answering.address), min(past.cached_tokens, past.prompt_tokens - 1))
     return Turn(
         model=past.model,
         session_id=past.session,
@@ -92,12 +119,13 @@ def _turn(past: PastTurn, session: _Session, fleet: PastFleet, targets: GivenTar
         prompt_tokens=past.prompt_tokens,
         held_tokens=held_tokens,
         output_tokens=past.output_tokens,
-        held=fleet.held(past, held_tokens),
-        decode=session.decode if goes_on else None,
-        affinity=session.decode,
+        held=beliefs.held(past, known, held_tokens, views.views),
+        decode=known.decode,
+        affinity=known.affinity,
         single_engine="replayed" if past.reason == "single_engine" else None,
         stored_response=past.reason == "stored_response",
-        forced=Route(past.forced) if past.forced in [*Route] else None,
+        forced=Route(past.forced) if past.forced in ROUTES else None,
+        readable=readable,
         slo=past.slo if targets is None else targets.over(past.slo),
     )
 
@@ -105,14 +133,14 @@ def _turn(past: PastTurn, session: _Session, fleet: PastFleet, targets: GivenTar
 def _compare(
     compared: Compared, past: PastTurn, turn: Turn, decision: Decision, views: Fleet, laws: Laws, session: int
 ) -> None:
-    before = _way(views, past.route, past.answering.address, None if past.prefill is None else past.prefill.address)
+    before = _way(views, past)
     after = Way(decision.route, decision.decode, decision.prefill)
-    predictions = [None if way is None else _predicted(turn, way, laws, past.decided_s) for way in (before, after)]
-    old, new = predictions
+    old = None if before is None else _prediction(turn, decision, before, laws, past.decided_s)
+    new = decision.prediction or _predicted(turn, after, laws, past.decided_s)
     if before is None or old is None or new is None:
         compared.unpredicted += 1
         return
-    if before != after:
+    if not before.is_same(after.route, after.decode, after.prefill):
         compared.changes[before.route, after.route] += 1
     compared.sessions.append(session)
     for place, prediction, way in ((0, old, before), (1, new, after)):
@@ -137,10 +165,25 @@ class Way:
     def computing(self) -> WorkerView:
         return self.decode if self.prefill is None else self.prefill
 
+    def is_same(self, route: str, decode: WorkerView, prefill: WorkerView | None) -> bool:
+        """All views are of one moment."""
+        return decode is self.decode and prefill is self.prefill and route == self.route
 
-def _way(views: Fleet, route: str, decode: str, prefill: str | None) -> Way | None:
-    at, by = views.views.get(WorkerId(decode)), None if prefill is None else views.views.get(WorkerId(prefill))
-    return None if at is None or (prefill is not None and by is None) else Way(route, at, by)
+
+def _way(views: Fleet, past: PastTurn) -> Way | None:
+    """As the turn went."""
+    decode, prefill = views.views.get(WorkerId(past.answering.address)), None
+    if past.prefill is not None and (prefill := views.views.get(WorkerId(past.prefill.address))) is None:
+        return None
+    return None if decode is None else Way(past.route, decode, prefill)
+
+
+def _prediction(turn: Turn, decision: Decision, way: Way, laws: Laws, now_s: float) -> Prediction | None:
+    """Nearly always a mode that predicts has judged the way already."""
+    for one in decision.candidates:
+        if one.prediction is not None and way.is_same(one.route, one.decode, one.prefill):
+            return one.prediction
+    return _predicted(turn, way, laws, now_s)
 
 
 def _predicted(turn: Turn, way: Way, laws: Laws, now_s: float) -> Prediction | None:
@@ -155,13 +198,19 @@ def _predicted(turn: Turn, way: Way, laws: Laws, now_s: float) -> Prediction | N
     if prefill_laws is None:
         return None
     prefill = Outlook.of(way.prefill, prefill_laws, size, now_s)
-    work, missing = work_on(prefill, size, turn.held_by(way.prefill)), turn.prompt_tokens - turn.held_by(way.decode)
-    return on_two(prefill, work, decode, missing)
+    if way.route == Route.READBACK and turn.readable is not None:
+        work = work_on(prefill, size, 0, decode, turn.readable.tokens)
+    else:
+        work = work_on(prefill, size, turn.held_by(way.prefill))
+    return on_two(prefill, work, decode, turn.prompt_tokens - turn.held_by(way.decode))
 
 
 def _misses(turn: Turn, way: Way, prediction: Prediction, laws: Laws) -> bool:
+    if prediction.tpot_s > turn.slo.tpot_s:
+        return True
+    if prediction.ttft_s <= turn.slo.ttft_s:
+        return False
     engine = laws.of(way.computing)
     assert engine is not None, "it was predicted by"
     idle_s = idle_ttft_s(engine.costs, turn.prompt_tokens, turn.held_tokens)
-    limit_s = max(turn.slo.ttft_s, turn.slo.ttft_factor * idle_s)
-    return prediction.ttft_s > limit_s or prediction.tpot_s > turn.slo.tpot_s
+    return prediction.ttft_s > turn.slo.ttft_factor * idle_s

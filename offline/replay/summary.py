@@ -54,6 +54,7 @@ class Summary:
     ttft_p99_s: tuple[float, float]
     errors: Sequence[tuple[str, int, float, float]]  # of what, how many, median and median of the absolute ones
     undecided: int
+    repeated: int
     refused: int
     unpredicted: int
     damaged: int
@@ -87,6 +88,7 @@ def summary(log: PastLog, compared: Compared) -> Summary:
             if len(errors)
         ],
         undecided=log.undecided,
+        repeated=log.repeated,
         refused=compared.refused,
         unpredicted=compared.unpredicted,
         damaged=log.damage.count,

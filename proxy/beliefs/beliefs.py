@@ -215,11 +215,17 @@ class Beliefs:
 
         A P is none for a D, unless P answer too: a turn that comes back would wait until its KV has been moved.
         """
-        enough, answers = ELSEWHERE * book.held(key), not (prefills_answer or self._is_of_prefill(book.number))
-        return any(
-            number != book.number and held >= enough and not (answers and self._is_of_prefill(number))
-            for number, held in self._holders(key).items()
-        )
+        numbered, own = self._numbered, book.number
+        others = [place for place in self._places.of(key) if place[0] != own]
+        if not others:  # nearly always
+            return False
+        enough, answers = ELSEWHERE * book.held(key), not (prefills_answer or self._is_of_prefill(own))
+        for number, slot in others:
+            if number in numbered and not (answers and self._is_of_prefill(number)):
+                held = numbered[number][1].held_at(slot)
+                if held is not None and held >= enough:
+                    return True
+        return False
 
     def _is_of_prefill(self, number: int) -> bool:
         view = self._view(self._numbered[number][0])

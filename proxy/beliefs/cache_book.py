@@ -13,7 +13,7 @@ whole raises that a little, up to what the engine reports.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 from .entries import AHEAD, USED, Entries
@@ -109,19 +109,18 @@ class CacheBook:
 
     def room(self) -> float:
         """Tokens that can be written before anything is evicted."""
-        return max(0, self.capacity - self._tokens) if self.capacity else math.inf
+        capacity = self.capacity
+        return max(0, capacity - self._tokens) if capacity else math.inf
 
-    def oldest(self, most: int) -> Iterator[tuple[int, int]]:
+    def oldest(self, most: int) -> list[tuple[int, int]]:
         """Keys of what no turn uses, in the order in which they will be evicted, and the tokens that go with each."""
-        entries = self._entries
-        for slot in islice(entries.oldest_first(USED), most):
-            yield entries.keys[slot], entries.own[slot]
+        keys, own = self._entries.keys, self._entries.own
+        return [(keys[slot], own[slot]) for slot in islice(self._entries.oldest_first(USED), most)]
 
-    def newest(self, most: int) -> Iterator[int]:
+    def newest(self, most: int) -> list[int]:
         """Keys of what no turn uses, and was used last."""
-        entries = self._entries
-        for slot in islice(entries.newest_first(USED), most):
-            yield entries.keys[slot]
+        keys = self._entries.keys
+        return [keys[slot] for slot in islice(self._entries.newest_first(USED), most)]
 
     def clear(self, most: int) -> bool:
         """Some of what an engine held that is gone; whether that was all."""
@@ -281,8 +280,9 @@ class CacheBook:
             entries.remove(slot)
 
     def _shrink(self) -> None:
-        over = self._tokens - self.capacity if self.capacity else 0
-        surplus = len(self) - ENTRIES_KEPT
+        capacity = self.capacity
+        over = self._tokens - capacity if capacity else 0
+        surplus = self._entries.count - ENTRIES_KEPT
         if surplus > 0:
             surplus += ENTRIES_KEPT // 8  # the next ones have room
         if over > 0 or surplus > 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -86,13 +86,13 @@ class Forecasts:
         if isinstance(habit, AnswerEnded):
             self._answered(habit)
         elif 0.0 <= habit.came_s - habit.ended_s < math.inf:  # else the clock jumped
-            pauses = self._known(habit.model).pauses[_kind(habit.turn, habit.calls_tool)]
+            pauses = self._known(habit.model).pauses[kind_of(habit.turn, habit.calls_tool)]
             pauses.returned(habit.ended_s, habit.came_s - habit.ended_s)
 
     def _answered(self, answer: AnswerEnded) -> None:
         known = self._known(answer.model)
         if math.isfinite(answer.ended_s):
-            known.pauses[_kind(answer.turn, answer.calls_tool)].ended(answer.ended_s)
+            known.pauses[kind_of(answer.turn, answer.calls_tool)].ended(answer.ended_s)
         if answer.tokens <= 0:
             return
         tokens, mean = min(answer.tokens, MOST_TOKENS), answer.session_mean
@@ -116,15 +116,12 @@ class Forecasts:
 
     def chance_of_return(self, model: str, turn: int, *, calls_tool: bool, idle_s: float, now_s: float) -> float:
         """That a session comes back, whose turn `turn` ended `idle_s` ago."""
-        if not idle_s < HORIZON_S:
-            return 0.0
-        pauses = self._pauses(model, turn, calls_tool)
-        away, end = pauses.away(idle_s, now_s), pauses.away(HORIZON_S, now_s)
-        return (away - end) / away if away > end else 0.0
+        return self._pauses(model, turn, calls_tool).chance(idle_s, now_s) if idle_s < HORIZON_S else 0.0
 
-    def return_rate(self, model: str, turn: int, *, calls_tool: bool, idle_s: float, now_s: float) -> float:
-        """Turns a second, of a session whose turn `turn` ended `idle_s` ago."""
-        return self._pauses(model, turn, calls_tool).rate(idle_s, now_s) if idle_s < HORIZON_S else 0.0
+    def return_rates(self, model: str, now_s: float) -> list[Sequence[float]]:
+        """Turns a second of one session, by `kind_of` what has ended, and by seconds since (`RATE_ENDS`)."""
+        known = self._models.get(model)
+        return [pauses.rates(now_s) for pauses in (_ALL_UNKNOWN if known is None else known.pauses)]
 
     def median_left_s(self, model: str, turn: int, *, calls_tool: bool, idle_s: float, now_s: float) -> float:
         """Until half of the sessions like it are back that come back at all."""
@@ -134,7 +131,7 @@ class Forecasts:
 
     def _pauses(self, model: str, turn: int, calls_tool: bool) -> Pauses:
         known = self._models.get(model)
-        return _UNKNOWN if known is None else known.pauses[_kind(turn, calls_tool)]
+        return _UNKNOWN if known is None else known.pauses[kind_of(turn, calls_tool)]
 
     def _known(self, model: str) -> _Model:
         known = self._models.get(model)
@@ -168,6 +165,7 @@ class Forecasts:
 
 
 _UNKNOWN = Pauses()  # never learns
+_ALL_UNKNOWN = [_UNKNOWN] * 6
 
 
 def _bucket(turn: int) -> int:
@@ -175,5 +173,6 @@ def _bucket(turn: int) -> int:
     return 0 if turn <= 1 else 1 if turn <= 3 else 2
 
 
-def _kind(turn: int, calls_tool: bool) -> int:
-    return 2 * _bucket(turn) + calls_tool
+def kind_of(turn: int, calls_tool: bool) -> int:
+    """Of pauses, by the turn before and whether its answer called a tool."""
+    return (0 if turn <= 1 else 2 if turn <= 3 else 4) + calls_tool

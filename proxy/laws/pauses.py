@@ -7,7 +7,9 @@ Meier's estimate).
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from bisect import bisect_right
+from itertools import accumulate, pairwise
+from operator import mul
 
 import msgspec
 
@@ -21,6 +23,15 @@ _PER_DOUBLING = 2
 _LEAST_S = 0.1
 _PRIOR_TURNS = 4.0  # that what is believed at first is worth: half return, within 1 s to 10 minutes
 _PRIOR_FROM_S, _PRIOR_TO_S = 1.0, 600.0
+
+
+_BINS = LogHistogram(_LEAST_S, HORIZON_S, _PER_DOUBLING)
+_BEGINS = [_BINS.begin(number) for number in range(len(_BINS.counts) + 1)]
+_ENDS = _BEGINS[1:-1]  # but for the last bin, which has all that is longer
+RATE_ENDS = [*_ENDS[:-1], HORIZON_S]
+"""In seconds: where the rates of `rates` end, but for the last one, which is 0. The horizon is within a bin."""
+_WIDTHS = [end - begin for begin, end in pairwise(_BEGINS)]
+_ENDS_SLOTS = [*(end / SLOT_S for end in _ENDS), math.inf]
 
 
 class PauseHabits(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -41,6 +52,7 @@ class Pauses:
         self._waited_for: dict[int, int] = {}  # by the slot in which they ended
         self._curve: list[float] = []
         self._rates: list[float] = []  # at which sessions return in each bin, per second
+        self._away_for_good = 1.0  # share
         self._made_s = math.nan
 
     def ended(self, now_s: float) -> None:
@@ -70,16 +82,21 @@ class Pauses:
 
     def away(self, idle_s: float, now_s: float) -> float:
         """The share of sessions that stay away for so long."""
-        curve, idle_s = self._survival(now_s), min(idle_s, HORIZON_S)
-        place = math.log2(idle_s / _LEAST_S) * _PER_DOUBLING if idle_s > _LEAST_S else 0.0
-        number = min(len(curve) - 2, int(place))
-        part = min(1.0, place - number)
-        return curve[number] + (curve[number + 1] - curve[number]) * part
+        curve = self._survival(now_s)
+        place = math.log2(min(idle_s, HORIZON_S) / _LEAST_S) * _PER_DOUBLING if idle_s > _LEAST_S else 0.0
+        number = int(place)  # the last bin begins before the horizon
+        here = curve[number]
+        return here + (curve[number + 1] - here) * (place - number)
 
-    def rate(self, idle_s: float, now_s: float) -> float:
-        """Returns a second, of a session that has been away for so long."""
+    def chance(self, idle_s: float, now_s: float) -> float:
+        """That one who has stayed away for so long returns at all."""
+        away, end = self.away(idle_s, now_s), self._away_for_good
+        return (away - end) / away if away > end else 0.0
+
+    def rates(self, now_s: float) -> list[float]:
+        """Returns a second, of a session by its time away: see `RATE_ENDS`."""
         self._survival(now_s)
-        return self._rates[self._gaps.bin(idle_s)]
+        return self._rates
 
     def time_of(self, share: float, now_s: float) -> float:
         """When so small a share is still away."""
@@ -95,22 +112,21 @@ class Pauses:
         if self._curve and 0.0 <= now_s - self._made_s < CURVE_S:
             return self._curve
         counts = self._gaps.counts
-        waiting = [0.0] * len(counts)  # by the last bin that each has been waited for in whole
-        for slot, count in self._waited_for.items():
-            age_s = now_s - (slot + 0.5) * SLOT_S
-            if (whole := self._gaps.bin(age_s) - 1) >= 0:
-                waiting[whole] += count
-        at_risk, hazards = self._never, [0.0] * len(counts)
-        for number in range(len(counts) - 1, -1, -1):
-            at_risk += counts[number] + waiting[number]
-            hazards[number] = counts[number] / at_risk if at_risk > 0.0 else 0.0
-        away, curve = 1.0, [1.0]
-        for hazard in hazards:
-            away *= 1.0 - hazard
-            curve.append(away)
-        begins = list(map(self._gaps.begin, range(len(counts) + 1)))
-        self._rates = [hazard / (end - begin) for hazard, (begin, end) in zip(hazards, pairwise(begins), strict=True)]
+        slots = sorted(self._waited_for)
+        waiting = [0, *accumulate(map(self._waited_for.__getitem__, slots))]  # up to each slot
+        newest = now_s / SLOT_S - 0.5
+        # Those that have been waited for through all of each bin.
+        waited = [waiting[bisect_right(slots, newest - end)] for end in _ENDS_SLOTS]
+        seen = list(accumulate(reversed(counts)))
+        seen.reverse()  # pauses that were so long or longer
+        never = self._never
+        at_risk = [never + some + others for some, others in zip(seen, waited, strict=True)]
+        hazards = [count / all_ if all_ > 0.0 else 0.0 for count, all_ in zip(counts, at_risk, strict=True)]
+        curve = [*accumulate([1.0 - hazard for hazard in hazards], mul, initial=1.0)]
+        self._rates = [hazard / width for hazard, width in zip(hazards, _WIDTHS, strict=True)]
+        self._rates[-1] = 0.0
         self._curve, self._made_s = curve, now_s
+        self._away_for_good = self.away(HORIZON_S, now_s)
         return curve
 
     def habits(self) -> PauseHabits:

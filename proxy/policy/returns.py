@@ -14,7 +14,8 @@ import msgspec
 from ..beliefs.beliefs import Beliefs
 from ..beliefs.cache_book import CacheBook
 from ..fleet.worker import WorkerId
-from ..laws.forecasts import Forecasts
+from ..laws.forecasts import Forecasts, kind_of
+from ..laws.pauses import RATE_ENDS
 from ..sessions.table import SessionTable
 
 KEPT_S = 0.5  # for which what is found is used: a session more or less changes little
@@ -23,15 +24,23 @@ OLDEST = 32  # are asked for what is lost with them
 ANSWERS_KEPT = 4096
 
 
-class _Awaited(msgspec.Struct, frozen=True):
+class _Rate(msgspec.Struct, frozen=True, gc=False):
     """Of one worker and model."""
 
     made_s: float
     book: int  # its number: that of another engine is another one
     rate: float  # turns that come back, a second
+
+
+class _Losses(msgspec.Struct, gc=False):
+    """What is lost with a full cache's oldest prefixes, found out as far as it is asked for."""
+
+    made_s: float
+    book: int
     evicted: int  # tokens, before `ends`
-    ends: list[int]  # tokens up to the end of each prefix, in the order in which they are evicted
-    lost: list[float]  # turns lost with all up to there
+    coming: list[tuple[int, int]]  # keys and tokens of those that are not asked for yet, the next one last
+    ends: list[int] = []  # tokens up to the end of each prefix, in the order in which they are evicted
+    lost: list[float] = []  # turns lost with all up to there
 
     def lost_by(self, evicted: int) -> float:
         """evicted: tokens, all told."""
@@ -55,47 +64,58 @@ class Returns:
         self._beliefs = beliefs
         self._forecasts = forecasts
         self.prefills_answer = prefills_answer
-        self._known: dict[tuple[WorkerId, str], _Awaited] = {}
+        self._rates: dict[tuple[WorkerId, str], _Rate] = {}
+        self._losses: dict[tuple[WorkerId, str], _Losses] = {}
 
     def rate(self, worker: WorkerId, model: str, now_s: float) -> float:
         """Turns of its sessions that are likely to come back to the worker, a second."""
         book = self._beliefs.book(worker)
-        return 0.0 if book is None else self._awaited(worker, book, model, now_s).rate
+        if book is None:
+            return 0.0
+        known = self._rates.get((worker, model))
+        if known is None or known.book != book.number or not 0.0 <= now_s - known.made_s < KEPT_S:
+            if len(self._rates) >= ANSWERS_KEPT:
+                self._rates.clear()
+            known = _Rate(now_s, book.number, self._new_rate(worker, book, model, now_s))
+            self._rates[worker, model] = known
+        return known.rate
 
     def lost(self, worker: WorkerId, model: str, tokens: int, now_s: float) -> float:
         """Turns that are likely to come back and find nothing, if so many tokens are written to the worker's cache."""
         book = self._beliefs.book(worker)
         if book is None or (over := tokens - book.room()) <= 0:
             return 0.0
-        awaited = self._awaited(worker, book, model, now_s)
-        return awaited.lost_by(book.evicted + int(over)) - awaited.lost_by(book.evicted)
+        known = self._losses.get((worker, model))
+        if known is None or known.book != book.number or not 0.0 <= now_s - known.made_s < KEPT_S:
+            if len(self._losses) >= ANSWERS_KEPT:
+                self._losses.clear()
+            oldest = book.oldest(OLDEST)
+            oldest.reverse()
+            known = self._losses[worker, model] = _Losses(now_s, book.number, book.evicted, oldest)
+        evicted = book.evicted + int(over)
+        if known.coming:
+            self._look(known, book, model, evicted - known.evicted)
+        return known.lost_by(evicted) - known.lost_by(book.evicted)
 
-    def _awaited(self, worker: WorkerId, book: CacheBook, model: str, now_s: float) -> _Awaited:
-        known = self._known.get((worker, model))
-        if known is not None and known.book == book.number and 0.0 <= now_s - known.made_s < KEPT_S:
-            return known
-        if len(self._known) >= ANSWERS_KEPT:
-            self._known.clear()
-        known = self._known[worker, model] = self._new(worker, book, model, now_s)
-        return known
+    def _new_rate(self, worker: WorkerId, book: CacheBook, model: str, now_s: float) -> float:
+        rates, rate = self._forecasts.return_rates(model, now_s), 0.0
+        for session in map(self._sessions.of_history, book.newest(NEWEST)):
+            if session is not None and session.decode == worker and (calls_tool := session.awaited()) is not None:
+                of_kind = rates[kind_of(session.turn, calls_tool)]
+                rate += of_kind[bisect_right(RATE_ENDS, now_s - session.seen_s)]
+        return rate
 
-    def _new(self, worker: WorkerId, book: CacheBook, model: str, now_s: float) -> _Awaited:
-        forecasts, rate = self._forecasts, 0.0
-        for key in book.newest(NEWEST):
-            session = self._sessions.of_history(key)
-            if session is None or session.decode != worker or (calls_tool := session.awaited()) is None:
-                continue
-            idle_s = now_s - session.seen_s
-            rate += forecasts.return_rate(model, session.turn, calls_tool=calls_tool, idle_s=idle_s, now_s=now_s)
-        end, lost = 0, 0.0
-        ends, losses = list[int](), list[float]()
-        for key, tokens in book.oldest(OLDEST):
-            if tokens:
-                end += tokens
-                lost += self._chance(key, book, model, now_s)
+    def _look(self, known: _Losses, book: CacheBook, model: str, tokens: int) -> None:
+        """As far as so many tokens reach."""
+        ends, losses, coming = known.ends, known.lost, known.coming
+        end, lost = (ends[-1], losses[-1]) if ends else (0, 0.0)
+        while coming and end < tokens:
+            key, own = coming.pop()
+            if own:
+                end += own
+                lost += self._chance(key, book, model, known.made_s)
                 ends.append(end)
                 losses.append(lost)
-        return _Awaited(now_s, book.number, rate, book.evicted, ends, losses)
 
     def _chance(self, key: int, book: CacheBook, model: str, now_s: float) -> float:
         """That a turn comes back which only this worker serves from its cache."""

@@ -26,6 +26,7 @@ _PREFIX = struct.Struct("<QIIII??")
 _Learnt = tuple[float, int, int, int]
 """Mean length of answers in tokens, 0 before any turn has ended; tokens of D's residency, then of P's; flags."""
 _AWAITED, _CALLS_TOOL = 1, 2  # flags: no turn has come since the last answer; that answer called a tool
+_FLAGS_AT = LEARNT.size - 1
 _MARK = struct.Struct("<QI")
 _MESSAGES_MARKED = 16  # after tools: the first ones
 
@@ -173,7 +174,7 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
 
     def awaited(self) -> bool | None:
         """Whether the answer before called a tool; None if its next turn is here already."""
-        flags = self.packed[LEARNT.size - 1]
+        flags = self.packed[_FLAGS_AT]
         return bool(flags & _CALLS_TOOL) if flags & _AWAITED else None
 
     def came_back(self) -> bool | None:
@@ -205,6 +206,8 @@ def index_keys(session: Session, units: KeptUnits | None = None) -> set[int]:
     """
     if len(session.packed_prefixes) % _PREFIX.size:
         raise ValueError("a session has another layout")
+    if len(session.packed) == LEARNT.size and not session.packed_prefixes:
+        return set()
     keys = (units or session.units).index_keys()
     if session.packed_prefixes:
         keys.update([prefix.key for prefix in session.prefixes()])

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from ...fleet.worker import Role
 from ...laws.prediction import Outlook, Work
 from ..candidates import Candidates
 from ..decision import Preference, Rules, Turn
@@ -25,6 +26,7 @@ EVICTED_WEIGHT = 0.5  # as what is evicted now might have been soon in any case
 GROWTH = 2  # of a session that begins: so many times its first prompt is still to come
 EXPLORED = "explored"  # reason of a way that is not the best
 EXPLORED_COST = 0.05  # expected misses, at most
+_PREFILL = Role.PREFILL  # looking up enum members by name is slow
 WORK_WEIGHT = 0.02  # of what is close in all else, the way that takes less of the fleet
 MOVE_WEIGHT = 0.005
 
@@ -60,6 +62,8 @@ class ExpectedMisses:
     def __init__(self) -> None:
         self._slowed: dict[str, Slowed] = {}  # by the worker on which the turn would decode
         self._delayed: dict[int, Delayed] = {}  # by the identity of the work, which its ways keep
+        self._lost: dict[str, float] = {}  # by the worker that answers: turns whose KV is evicted there
+        self._lost_on_prefill: dict[int, float] = {}  # by the work
 
     def __call__(self, turn: Turn, way: Way, rules: Rules) -> Terms:
         prediction, targets, work, decode = way.prediction, turn.slo, way.work, way.decode
@@ -75,10 +79,28 @@ class ExpectedMisses:
             delayed.streams,
             slowed.others,
             delayed.queue,
-            0.0 if rules.returns is None else EVICTED_WEIGHT * _evicted(turn, way, rules.returns),
+            0.0 if rules.returns is None else EVICTED_WEIGHT * self._evicted(turn, way, rules.returns),
             WORK_WEIGHT * (ttft_s / limit_s + prediction.tpot_s / targets.tpot_s),
             MOVE_WEIGHT * prediction.transfer_s / limit_s,
         )
+
+    def _evicted(self, turn: Turn, way: Way, returns: Returns) -> float:
+        """Turns that are likely to come back and find their KV evicted for this one's."""
+        decode, prefill, prompt = way.decode.view, way.prefill, turn.prompt_tokens
+        lost = self._lost.get(decode.worker.address)
+        if lost is None:
+            written = prompt - turn.held_by(decode) + turn.output_tokens
+            if not turn.held_tokens:
+                written += GROWTH * prompt
+            lost = returns.lost(decode.id, turn.model, written, way.decode.now_s)
+            self._lost[decode.worker.address] = lost
+        if prefill is None:
+            return lost
+        on_prefill = self._lost_on_prefill.get(id(way.work))
+        if on_prefill is None:
+            on_prefill = returns.lost(prefill.view.id, turn.model, prompt - way.held(turn), prefill.now_s)
+            self._lost_on_prefill[id(way.work)] = on_prefill
+        return lost + on_prefill
 
     def _slowed_on(self, at: Outlook, target_s: float) -> Slowed:
         worker = at.view.worker.address
@@ -135,6 +157,8 @@ def _queued(work: Work, turn: Turn, rules: Rules) -> float:
     recent = at.rate * _late(holds_s, at.patience_s)
     if rules.returns is None:
         return recent * prefill_s
+    if at.view.role is _PREFILL and not rules.prefills_answer:  # no session returns there
+        return RECENT_WEIGHT * recent * prefill_s
     returning = rules.returns.rate(at.view.id, turn.model, at.now_s) * _late(holds_s, turn.slo.ttft_s)
     return (returning + RECENT_WEIGHT * recent) * prefill_s
 
@@ -145,15 +169,3 @@ def _late(holds_s: float, patience_s: float) -> float:
     if holds_s <= patience_s:
         return holds_s / (2.0 * patience_s)
     return 1.0 - patience_s / (2.0 * holds_s)
-
-
-def _evicted(turn: Turn, way: Way, returns: Returns) -> float:
-    """Turns that are likely to come back and find their KV evicted for this one's."""
-    decode, prefill, prompt, now_s = way.decode.view, way.prefill, turn.prompt_tokens, way.decode.now_s
-    written = prompt - turn.held_by(decode) + turn.output_tokens
-    if not turn.held_tokens:
-        written += GROWTH * prompt
-    lost = returns.lost(decode.id, turn.model, written, now_s)
-    if prefill is not None:
-        lost += returns.lost(prefill.view.id, turn.model, prompt - way.held(turn), now_s)
-    return lost

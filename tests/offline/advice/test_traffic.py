@@ -83,7 +83,7 @@ def test_draws_are_by_their_seed_and_repeat_sessions_without_sharing_their_text(
 
 
 def test_of_several_models_one_is_played() -> None:
-    log = log_of(*many(), *(turn("x", 1, 100, 0, 1.0, model="rare") for _ in range(2)))
+    log = log_of(*many(), *(turn("x", 1, 100, 0, float(at_s), model="rare") for at_s in range(2)))
     assert (traffic_of(log.turns).model, traffic_of(log.turns).other_models) == ("m", {"rare": 2})
     with pytest.raises(ConfigError, match="model = 'none': must be m, rare"):
         traffic_of(log.turns, "none")

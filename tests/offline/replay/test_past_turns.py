@@ -45,6 +45,14 @@ def test_what_was_in_force_and_what_was_predicted_is_read() -> None:
     assert (turn.slo, turn.recorded_ttft_s) == (slo, 0.5)
 
 
+def test_a_receipt_that_is_there_twice_is_one_turn() -> None:
+    chat = [receipt("D1"), receipt("D1", 2.0, turn=2)]
+    others = [receipt("D1", session="other"), receipt("D1", session="")]
+    log = log_of(*chat, *others, receipt("D1", session=""), *chat)
+    assert (len(log.turns), log.repeated) == (5, 2)
+    assert [turn.decided_s for turn in log.turns] == sorted(turn.decided_s for turn in log.turns)
+
+
 GOOD = line_of(receipt("D1"))
 
 
@@ -70,7 +78,7 @@ GOOD = line_of(receipt("D1"))
     ],
 )
 def test_a_damaged_line_is_skipped_and_named(line: bytes) -> None:
-    log = read_log(enumerate([GOOD, line, b"\n", GOOD], start=1))
+    log = read_log(enumerate([GOOD, line, b"\n", line_of(receipt("D1", session="another"))], start=1))
     assert (len(log.turns), log.damage.count) == (2, 1)
     ((number, why),) = log.damage.first
     assert number == 2

@@ -146,6 +146,40 @@ def test_workers_without_a_profile_and_turns_without_a_worker_are_counted() -> N
     assert (compared.count, compared.refused) == (2, 1)
 
 
+@pytest.mark.parametrize("mode", [Mode.SLO, Mode.LEAST_TTFT, Mode.ALWAYS_LOCAL])
+def test_a_readback_is_predicted_with_what_p_read(mode: Mode) -> None:
+    """P held nothing. Of 20,000 tokens it computes all in a SPLIT, and a thousand where it reads the others back."""
+    first = receipt("D1", estimated_prompt_tokens=19_000, prompt_tokens=19_000)
+    later: dict[str, Any] = {
+        "estimated_prompt_tokens": 20_000,
+        "estimated_cached_tokens": 19_000,
+        "prompt_tokens": 20_000,
+    }
+    read, split = (
+        again(
+            first, receipt("P1 D1", 30.0, turn=2, route=route, **later), receipt("P1 D1", 30.01, session="t"), mode=mode
+        )
+        for route in ("READBACK", "SPLIT")
+    )
+    assert read.ttft_s[0][1] < 0.4 * split.ttft_s[0][1]
+    assert read.ttft_s[0][2] < 0.4 * split.ttft_s[0][2], "who waits for P waits for a thousand tokens"
+
+
+def test_a_readback_is_judged_again_beside_other_ways() -> None:
+    """The D has a long prompt to compute, so P had better read the history back, as it did."""
+    first = receipt("D1", estimated_prompt_tokens=19_000, prompt_tokens=19_000)
+    busy = receipt("D1", 29.9, session="long", estimated_prompt_tokens=100_000, prompt_tokens=100_000)
+    busy.legs[0].first_event_s = busy.legs[0].ended_s = 30.0
+    later: dict[str, Any] = {
+        "estimated_prompt_tokens": 20_000,
+        "estimated_cached_tokens": 19_000,
+        "prompt_tokens": 20_000,
+    }
+    compared = again(first, busy, receipt("P1 D1", 30.0, turn=2, route="READBACK", **later), mode=Mode.LEAST_TTFT)
+    assert compared.count == 3
+    assert all(before != "READBACK" for before, _ in compared.changes)
+
+
 @pytest.mark.slow
 def test_the_interval_holds_the_difference_and_sessions_are_drawn_whole() -> None:
     """Ten turns of one session are no more evidence than one."""

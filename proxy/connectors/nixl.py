@@ -106,13 +106,10 @@ class Nixl:
         return leg(endpoint, {**body, **own}, leg_id, fields)
 
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | NoHandoff:
-        try:
-            body = _ANSWER.decode(without_nan(answer) or answer)
-            params = _MEMBERS.decode(body.kv_transfer_params)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return NoHandoff("answer_undecodable")
-        if not params:
-            return NoHandoff("params_missing")
+        told = _told(answer)
+        if isinstance(told, NoHandoff):
+            return told
+        body, params = told
         values = _values(body.kv_transfer_params, params)
         if (reason := _flaw(values)) is not None:
             return NoHandoff(reason)
@@ -149,13 +146,10 @@ def kept_s(decode: Worker) -> int:
 
 def push_counts(answer: bytes) -> Handoff | NoHandoff:
     """What a P in push mode has counted. One whose answer names nothing to write would keep D waiting."""
-    try:
-        body = _ANSWER.decode(without_nan(answer) or answer)
-        params = _MEMBERS.decode(body.kv_transfer_params)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return NoHandoff("answer_undecodable")
-    if not params:
-        return NoHandoff("params_missing")
+    told = _told(answer)
+    if isinstance(told, NoHandoff):
+        return told
+    body, params = told
     if _value(params, "transfer_mode") not in (None, "push"):
         return NoHandoff("transfer_mode_not_push")
     if not _pins_blocks(_value(params, "remote_block_ids")):
@@ -198,6 +192,16 @@ def _prompt_ids(answer: bytes) -> list[int]:
         return msgspec.json.decode(without_nan(answer) or answer, type=_Prompt).ids
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
+
+
+def _told(answer: bytes) -> tuple[_Answer, dict[str, msgspec.Raw]] | NoHandoff:
+    """P's answer, and the parameters in it."""
+    try:
+        body = _ANSWER.decode(without_nan(answer) or answer)
+        params = _MEMBERS.decode(body.kv_transfer_params)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return NoHandoff("answer_undecodable")
+    return (body, params) if params else NoHandoff("params_missing")
 
 
 def _values(told: bytes | msgspec.Raw, params: dict[str, msgspec.Raw]) -> dict[str, Any]:

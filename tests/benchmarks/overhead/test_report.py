@@ -76,22 +76,27 @@ def test_every_line_reads_a_row_and_every_row_is_read() -> None:
     assert {line.row for line in LINES} == {row.name for row in ROWS}
 
 
+def run_of(*records: RowRecord, repetitions: int = 1, versions: dict[str, str] | None = None) -> OverheadRun:
+    return OverheadRun(
+        date="2026-01-01",
+        seconds=2.0,
+        repetitions=repetitions,
+        machine=Machine("a core", 2, 8, "6.1", "3.11"),
+        versions=versions or {},
+        ppd_args=(),
+        took_s=1.0,
+        records=records,
+    )
+
+
 def test_the_table_says_why_a_peer_has_no_figure_and_counts_faults() -> None:
     spread = Durations(10, 1000.0, 2000.0, 3000.0, 4000.0)
     load = LoadResult(seconds=2.0, asked=2500, right=2469, wrong=31, whole=spread)
-    run = OverheadRun(
-        date="2026-01-01",
-        seconds=2.0,
-        repetitions=1,
-        machine=Machine("a core", 2, 8, "6.1", "3.11"),
+    run = run_of(
+        RowRecord(row="c=16", subject="ppd", repetition=0, load=load, cpu_s=1.0),
+        RowRecord(row="c=16", subject="smg", repetition=0, problem="is not there"),
+        RowRecord(row="c=16", subject="smg", repetition=1, problem="is not there"),
         versions={"smg": "not installed"},
-        ppd_args=(),
-        took_s=1.0,
-        records=(
-            RowRecord(row="c=16", subject="ppd", repetition=0, load=load, cpu_s=1.0),
-            RowRecord(row="c=16", subject="smg", repetition=0, problem="is not there"),
-            RowRecord(row="c=16", subject="smg", repetition=1, problem="is not there"),
-        ),
     )
     text = markdown(run)
     assert "| c=16, requests/s | 1,234 (31 faults) | n/a | – | ≥ 1.5 x |  |" in text
@@ -103,33 +108,15 @@ def test_the_table_says_why_a_peer_has_no_figure_and_counts_faults() -> None:
 def test_another_build_is_compared_within_each_repetition() -> None:
     """So that a machine that slows down between repetitions changes no ratio."""
     records = [record("ppd", 20, 0), record("ppd before", 10, 0), record("ppd", 6, 1), record("ppd before", 4, 1)]
-    run = OverheadRun(
-        date="2026-01-01",
-        seconds=2.0,
-        repetitions=3,
-        machine=Machine("a core", 2, 8, "6.1", "3.11"),
-        versions={},
-        ppd_args=(),
-        took_s=1.0,
-        records=tuple(msgspec.structs.replace(one, row="c=16") for one in (*records, record("ppd", 9, 2))),
-    )
+    at_16 = [msgspec.structs.replace(one, row="c=16") for one in (*records, record("ppd", 9, 2))]
+    run = run_of(*at_16, repetitions=3)
     assert "| c=16, requests/s | 4 | 4 | 1.75 (1.50, 2.00) |" in markdown(run)
     assert "ppd / before" not in markdown(msgspec.structs.replace(run, records=run.records[:1]))
 
 
 def test_peers_that_know_sessions_are_a_comparison_of_their_own() -> None:
     rates = {"ppd": 20, "smg": 40, "smg:cache_aware": 10, "vllm-router:consistent_hash": 5}
-    run = OverheadRun(
-        date="2026-01-01",
-        seconds=2.0,
-        repetitions=1,
-        machine=Machine("a core", 2, 8, "6.1", "3.11"),
-        versions={},
-        ppd_args=(),
-        took_s=1.0,
-        records=tuple(record(name, right, row="c=16") for name, right in rates.items()),
-    )
-    table = markdown(run)
+    table = markdown(run_of(*(record(name, right, row="c=16") for name, right in rates.items())))
     assert "| ppd / best that knows sessions | ppd / best peer |" in table
     assert "| c=16, requests/s | 10 | 20 | 2 | 5 | 2.00 (smg:cache_aware) | 0.50 (smg) |" in table
 

@@ -13,21 +13,13 @@ from ppd.proxy.cli.doctor.gather import Said, _listed
 from ppd.proxy.cli.doctor.values import EngineCounts, Facts, Finding, Level, ProbeConversation, TurnFact, WorkerFact
 from ppd.proxy.connectors import CONNECTORS, usual_engine
 from ppd.proxy.fleet.worker import Role, Worker
+from tests.proxy.cli.doctor.test_conversation import FIRST as COUNTED
 
 OK, WARN, FAIL, SKIP = Level.OK, Level.WARN, Level.FAIL, Level.SKIP
 OF_VLLM = ("kv-transfer-config", "SIDE_CHANNEL", "enable-prompt-tokens-details", "no-enable-prefix-caching")
 """Words that no other engine's operator should read."""
 
-FIRST = TurnFact(
-    route="SPLIT",
-    reason="first_turn",
-    number=1,
-    decode="D1",
-    prefill="P1",
-    prompt_tokens=1000,
-    completion_tokens=8,
-    cached_tokens=0,
-)
+FIRST = replace(COUNTED, growth=())
 SECOND = replace(FIRST, reason="split", number=2, prompt_tokens=1400, cached_tokens=992)
 
 

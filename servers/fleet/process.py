@@ -59,26 +59,36 @@ class EngineProcess:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
+        """Where it is cancelled, the program is told to end; `stop` still waits for that."""
         assert self._process is None, "an EngineProcess starts once"
         reading, self._orders = os.pipe()
         try:
             with self._open_log() as log:
-                self._process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    *("-I", "-S", str(GUARD), str(reading), str(ORPHAN_GRACE_S)),
-                    *self._launch.argv,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=os.environ | self._launch.env,
-                    pass_fds=(reading,),
-                    start_new_session=True,
-                )
+                spawning = asyncio.ensure_future(self._spawn(reading, log))
+                try:
+                    await asyncio.shield(spawning)
+                except asyncio.CancelledError:
+                    # asyncio kills a program whose start is cancelled: the guard, and not what it has started.
+                    await asyncio.wait({spawning})
+                    raise
         except BaseException:
             self._close_orders()
             raise
         finally:
             os.close(reading)
+
+    async def _spawn(self, reading: int, log: BinaryIO) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-I", "-S", str(GUARD), str(reading), str(ORPHAN_GRACE_S)),
+            *self._launch.argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=os.environ | self._launch.env,
+            pass_fds=(reading,),
+            start_new_session=True,
+        )
 
     async def wait(self) -> int:
         assert self._process is not None

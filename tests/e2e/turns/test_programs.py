@@ -211,7 +211,7 @@ async def test_up_behind_envoy_splits_stays_and_ends_whole(tmp_path: Path) -> No
     [
         (
             ("up", "--gateway", "envoy", "--connector", "mooncake", *FLAGS),
-            "connector = mooncake: must be nixl or trtllm or none",
+            "a sidecar asks nobody",
         ),
         (("serve", "--w-ttft", "-1"), "w_ttft"),
         (("serve", "--mode", "both"), "always_local"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -174,3 +175,22 @@ async def test_the_tail_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
     await engine.start()
     assert await engine.wait() == 0
     assert engine.log_tail(3) == "97\n98\n99\n"
+
+
+async def test_a_start_that_is_cancelled_leaves_no_program(tmp_path: Path, lifeline: Lifeline) -> None:
+    """However far it has come: the loop stands still until the program runs, and asyncio still waits for its start."""
+    began = tmp_path / "began"
+    mark = f"import pathlib; pathlib.Path({str(began)!r}).touch(); {WAIT}"
+    engine = process(python(f"{CONNECT}; {mark}", lifeline.port), tmp_path)
+    starting = asyncio.create_task(engine.start())
+    for _ in range(2):  # turns of the loop: now the program has been asked for
+        await asyncio.sleep(0)
+    ends_s = time.monotonic() + 20
+    while not began.exists() and time.monotonic() < ends_s:
+        time.sleep(0.01)  # noqa: ASYNC251
+    assert began.exists() and not starting.done()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert await engine.stop() == 128 + signal.SIGTERM
+    assert await lifeline.gone(await lifeline.joined())

@@ -280,6 +280,7 @@ async def test_a_turn_that_goes_back_into_the_queue_frees_its_place_for_all() ->
         parked = asyncio.create_task(opener(group.proxies[0]))
         await group.until(lambda: group.proxies[0].proxy.state.admission.waiting == 1)
         await group.until(lambda: group.proxies[1].proxy.state.admission.inside_elsewhere == 0, 0.5)
+        assert group.proxies[0].proxy.state.admission.waiting == 1, "and goes on waiting"
         parked.cancel()
         await asyncio.gather(parked, return_exceptions=True)
 

@@ -66,8 +66,13 @@ async def test_a_client_that_leaves_ends_both_legs(connector: str) -> None:
         await site.until(lambda: bool(site.engines["P1"].scheduler.sequences))
         asking.cancel()
         await asyncio.wait({asking})
-        if connector != "nixl_push":  # whose P goes on until it has written
+        p_goes_on = connector == "nixl_push"  # until it has written
+        ended = "D1" if p_goes_on else "P1"
+        await site.until(lambda: site.engines[ended].counters.finished["abort"] == 1)
+        if not p_goes_on:
             await site.until(site.is_idle)
+        aborts = {name: engine.counters.finished["abort"] for name, engine in site.engines.items()}
+        assert (aborts["P1"], aborts["D1"]) == {"nixl": (1, 0), "nixl_push": (0, 1), "sglang": (1, 1)}[connector]
 
 
 @pytest.mark.parametrize("connector", ["nixl", "nixl_push", "sglang"])

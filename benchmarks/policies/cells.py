@@ -9,7 +9,7 @@ from itertools import product
 from ppd.servers.fleet.topology import Topology
 
 from .traces import SHAPES, TRACES
-from .variants import CONTEXT_COST, LONG_PREFILLS, LONG_PREFILLS_ANSWER, PREFILLS_ANSWER, USUAL
+from .variants import CONTEXT_COST, LONG_PREFILLS, LONG_PREFILLS_ANSWER, POOLED, PREFILLS_ANSWER, USUAL
 
 FLEETS = ("1P_3D", "2P_2D", "4R")
 BY_SIZE = ("2P_6D", "4P_4D", "8R", "4P_12D", "8P_8D", "16R")
@@ -64,6 +64,7 @@ PARTS: Mapping[str, tuple[Cell, ...]] = {
         *_cells(TRACES, FLEETS, (LONG_PREFILLS,)),
         *_cells(TRACES, ("1P_3D", "2P_2D"), (LONG_PREFILLS_ANSWER,)),
     ),
+    "pooled": _cells(TRACES, FLEETS, (POOLED,)),
     "moves": _cells(("weka-64k", "mooncake"), FLEETS, ("moves-kv", "reads-back", "fetches-kv")),
 }
 USUAL_PARTS = ("traces",)  # of a run that ends within an hour on two cores

@@ -157,11 +157,11 @@ class Search:
         """slo: None: played to its end."""
         self.windows += 1
         setting = self._method.setting(self._cell, self._mode, rate=rate, seed=seed)
-        profile = setting.setup.profile.to_engine()
+        profile = (setting.idle or setting.setup.profile).to_engine()
         prompts = traces.load(self._cell.trace, self._method.data)
         limits = _bounds(self._cell.trace, self._method.data, setting.playback, profile.step_s)
         window = JudgedWindow.within(limits, setting.playback, profile, slo)
-        play(prompts, setting.playback, self._cell.fleet, setting.setup, setting.proxy, window)
+        play(prompts, setting.playback, setting.topology.name, setting.setup, setting.proxy, window)
         return window
 
     def figures(self, rate: float) -> AtRate:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from msgspec.structs import replace as replace_struct
@@ -12,6 +12,7 @@ from ppd.offline.simulation.playback import Loss, Playback
 from ppd.offline.simulation.routing import ProxySetup
 from ppd.offline.simulation.setup import Setup
 from ppd.proxy.errors import ConfigError
+from ppd.proxy.laws.profile_file import ProfileFile
 from ppd.proxy.laws.targets import MOST
 from ppd.proxy.laws.targets import USUAL as USUAL_TARGETS
 from ppd.servers.fleet.topology import Topology
@@ -21,6 +22,7 @@ PREFILLS_ANSWER = "prefills-answer"
 LONG_PREFILLS = "capped"
 LONG_PREFILLS_ANSWER = "capped-answer"
 CONTEXT_COST = "context-46ns"
+POOLED = "pooled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class CellSetting:
     setup: Setup
     proxy: ProxySetup
     playback: Playback
+    idle: ProfileFile | None = None  # the idle engine that targets are measured by; None: the setup's
 
 
 Variant = Callable[[CellSetting], CellSetting]
@@ -85,6 +88,20 @@ def _worker_lost(setting: CellSetting) -> CellSetting:
     return replace(setting, playback=replace(setting.playback, losses=(lost,)))
 
 
+def _pooled(setting: CellSetting) -> CellSetting:
+    """One engine that is as fast as all of the fleet, with the KV of all D or R: there is nothing to place."""
+    fleet, profile = setting.topology, setting.setup.profile
+    times = {one.name: getattr(profile.costs, one.name) for one in fields(profile.costs) if one.name.endswith("_s")}
+    del times["transfer_bytes_per_s"]
+    pooled = _with_profile(
+        setting,
+        costs=replace(profile.costs, **{name: time_s / fleet.workers for name, time_s in times.items()}),
+        kv_capacity_tokens=profile.kv_capacity_tokens * (fleet.decodes + fleet.replicas),
+        max_num_seqs=profile.max_num_seqs * fleet.workers,
+    )
+    return replace(pooled, topology=Topology.parse("1R"), idle=profile)
+
+
 VARIANTS: Mapping[str, Variant] = {
     USUAL: lambda setting: setting,
     **{f"link-{speed}": _link(speed) for speed in (10, 25, 50, 100, 200, 400)},  # GB/s
@@ -107,6 +124,7 @@ VARIANTS: Mapping[str, Variant] = {
     PREFILLS_ANSWER: _rules(prefills_answer=True),
     LONG_PREFILLS: _long_prefills(2048),  # of a prompt in a step, beside other requests
     LONG_PREFILLS_ANSWER: lambda setting: _rules(prefills_answer=True)(_long_prefills(2048)(setting)),
+    POOLED: _pooled,
     "reads-back": _proxy(reads_back=True),
     "fetches-kv": _rules(fetches_kv=True),  # as no stock engine does without proof of the prefix
 }

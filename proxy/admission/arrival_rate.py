@@ -17,16 +17,18 @@ class RateMeter:
         self._bucket_s = window_s / self.BUCKETS
         self._started_s = now_s
         self._counts: deque[list[int]] = deque()  # bucket number and events, oldest first
+        self._newest = [-1, 0]  # the last of them
         self._total = 0
 
     def count(self, now_s: float, events: int = 1) -> None:
-        bucket = int(now_s / self._bucket_s)
-        if self._counts and self._counts[-1][0] == bucket:
-            self._counts[-1][1] += events
-        else:
-            self._forget(bucket)
-            self._counts.append([bucket, events])
+        bucket, newest = int(now_s / self._bucket_s), self._newest
         self._total += events
+        if newest[0] == bucket:
+            newest[1] += events
+            return
+        self._forget(bucket)
+        self._newest = [bucket, events]
+        self._counts.append(self._newest)
 
     def rate_rps(self, now_s: float) -> float:
         self._forget(int(now_s / self._bucket_s))

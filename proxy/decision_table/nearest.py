@@ -62,12 +62,8 @@ class Nearest:
 
     def _type(self, new_tokens: int, output_tokens: int) -> int:
         new_log, output_log = math.log2(max(new_tokens, 1)), math.log2(max(output_tokens, 1))
-        nearest, least = 0, math.inf
-        for index, (new, output) in enumerate(self._centres):
-            distance = (new - new_log) ** 2 + (output - output_log) ** 2
-            if distance < least:
-                nearest, least = index, distance
-        return nearest
+        distances = [(new - new_log) ** 2 + (output - output_log) ** 2 for new, output in self._centres]
+        return distances.index(min(distances))
 
 
 class Around:

@@ -77,14 +77,15 @@ class Chooser:
         counted, now_s = await self._counted(request), self._now()
         match = self._state.sessions.find(request.prompt, now_s)
         self._learner.began(match, request.model, now_s)
-        entry, turn = self._turn(request, match, context, counted)
+        priority = effective_priority(context.client.priority, request.priority)
+        entry, turn = self._turn(request, match, context, counted, priority)
         note_turn(receipt, match, turn, counted)
         self._check_poison(request)
         self._charge(context, turn, now_s)
         self._state.arrivals.count(now_s, opens=turn.number == 1)
         self._state.receipts.open(receipt)
         try:
-            permit = await self._state.admission.enter(self._ticket(request, turn, context, started_s))
+            permit = await self._state.admission.enter(self._ticket(turn, context, started_s, priority))
         except BaseException as exc:
             receipt.waited_s = self._now() - started_s
             self._left(turn, receipt, context, started_s, exc)
@@ -292,16 +293,16 @@ class Chooser:
             history=job.entry.history,
             count=None if job.counted is None else job.counted.check,
             held_units=held_units(job, turn, prefill or decode) if job.request.media else 0,
-            foreseen=foresee(decision, turn, laws, self.rules.scored),
+            # Of an answer that is not streamed no time is measured.
+            foreseen=foresee(decision, turn, laws, self.rules.scored) if job.request.stream else None,
         )
 
-    def _ticket(self, request: Request, turn: Turn, context: TurnContext, now_s: float) -> Ticket:
-        client, model = context.client, request.model  # the ticket outlives the prompt, so it must not hold the request
-        is_response = turn.is_response
+    def _ticket(self, turn: Turn, context: TurnContext, now_s: float, priority: int) -> Ticket:
+        client, model, is_response = context.client, turn.model, turn.is_response
         return Ticket(
             tenant=client.tenant,
             weight=client.weight,
-            priority=_priority(request, context),
+            priority=priority,
             cost=turn.new_tokens + turn.output_tokens,
             arrived_s=now_s,
             deadline_s=now_s + context.patience_s,
@@ -319,7 +320,12 @@ class Chooser:
         return self._state.count_checks.of(tokens, form_of(request.prompt.model, request.endpoint, request.fields))
 
     def _turn(
-        self, request: Request, match: SessionMatch, context: TurnContext, counted: CountedPrompt | None
+        self,
+        request: Request,
+        match: SessionMatch,
+        context: TurnContext,
+        counted: CountedPrompt | None,
+        priority: int,
     ) -> tuple[PromptEntry, Turn]:
         tokens, prompt = self._state.tokens, request.prompt
         prompt_tokens = match.held_tokens + tokens.estimate(request.model, match.added)
@@ -345,7 +351,7 @@ class Chooser:
             endpoint=request.endpoint,
             stored_response=prompt.previous_response_id is not None,
             forced=context.forced,
-            slo=rules.targets.of(_priority(request, context), client.slo, context.slo),
+            slo=rules.targets.of(priority, client.slo, context.slo),
             weights=rules.weighing.of(request.model, client.weights),
             blocks=_blocks(request, rules),
         )
@@ -372,10 +378,6 @@ def held_units(job: Job, turn: Turn, worker: WorkerId) -> int:
 def charged_tokens(turn: Turn) -> int:
     """That its key is charged with, by estimate."""
     return turn.prompt_tokens + turn.output_tokens
-
-
-def _priority(request: Request, context: TurnContext) -> int:
-    return effective_priority(context.client.priority, request.priority)
 
 
 def error_name(exc: PPDError) -> str:

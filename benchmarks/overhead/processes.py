@@ -31,8 +31,8 @@ def assign_cores(cores: Collection[int]) -> Cores:
 
 
 @contextmanager
-def _running_on(cores: Collection[int]) -> Iterator[None]:
-    """A program started inside inherits these cores, so they are set before it counts its cores."""
+def running_on(cores: Collection[int]) -> Iterator[None]:
+    """This process is on these cores, and so is a program started inside: it counts its cores as it starts."""
     ours = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -47,7 +47,7 @@ class Program:
     def __init__(self, argv: Sequence[str], cores: Collection[int], log: Path, *, pipes: bool = False) -> None:
         self.argv = argv
         self.log = log
-        with log.open("wb") as output, _running_on(cores):
+        with log.open("wb") as output, running_on(cores):
             self.process = subprocess.Popen(
                 argv,
                 stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import math
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Protocol
 
@@ -31,6 +32,7 @@ FORCE_ROUTE = "x-ppd-force-route"
 QUEUE_TIMEOUT = "x-ppd-queue-timeout"
 SLO = "x-ppd-slo"
 HOPS = "x-ppd-hops"
+NAMELESS = 1024  # tenants without a key of the file that are remembered
 HOP_LIMIT = 2  # proxies that a request may have passed before this one
 
 
@@ -66,7 +68,7 @@ def authenticate(headers: Mapping[str, str], ring: Ring | None) -> Client:
     Reads no more than the headers, so the body of an unknown client is never read.
     """
     if ring is None:
-        return Client(name="", tenant=tenant_of(headers))
+        return _nameless(tenant_of(headers))
     key = client_key(headers)
     if not key:
         raise Unauthorized("an API key is needed: Authorization: Bearer, X-Api-Key or Api-Key", code="invalid_api_key")
@@ -74,6 +76,12 @@ def authenticate(headers: Mapping[str, str], ring: Ring | None) -> Client:
     if client is None:
         raise Unauthorized("the API key is unknown or was revoked", code="invalid_api_key")
     return client
+
+
+@lru_cache(NAMELESS)
+def _nameless(tenant: str) -> Client:
+    """Where no key is asked for. One for all requests of a tenant: an open stream keeps its client."""
+    return Client(name="", tenant=tenant)
 
 
 def check_use(client: Client, model: str) -> None:

@@ -37,7 +37,7 @@ class Permit:
 
     def __init__(self, admission: Admission, waiter: Waiter) -> None:
         self._admission = admission
-        self._waiter = waiter
+        self._waiter: Waiter | None = waiter
         self._inside = True
 
     def release(self) -> None:
@@ -45,6 +45,10 @@ class Permit:
         if self._inside:
             self._inside = False
             self._admission.left()
+
+    def settle(self) -> None:
+        """The turn is answered and will not wait again: its ticket is not kept, as the answer may take long."""
+        self._waiter = None
 
     async def wait_again(self, not_before_s: float, *, is_moved: bool = False) -> None:
         """Back into the queue, with the old arrival and deadline: the workers accept no more now.
@@ -54,7 +58,7 @@ class Permit:
 
         The permit is given up meanwhile, and not regained if this raises Overloaded (as `Admission.enter` does).
         """
-        assert self._inside, "only a turn that is inside can go back"
+        assert self._inside and self._waiter is not None, "only a turn that is inside can go back"
         self._inside = False
         await self._admission.return_to_queue(self._waiter, not_before_s, is_moved=is_moved)
         self._inside = True

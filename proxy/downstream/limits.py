@@ -113,7 +113,7 @@ class ConnectionLimits:
         self._patience = patience
         self._now = now
         self._deadline_s = now() + patience.head_s
-        self._at_work: set[AtWork] = set()
+        self._at_work: list[AtWork] = []  # with HTTP/1.1 one at most
         self._requests = 0
         self._left = 0
         self._is_multiplexed = False
@@ -131,7 +131,7 @@ class ConnectionLimits:
         self.phase = ConnectionPhase.BUSY
         self._idle.discard(self)
         self._is_multiplexed = request.is_multiplexed
-        self._at_work.add(request)
+        self._at_work.append(request)
         self._requests += 1
 
     @property
@@ -140,7 +140,8 @@ class ConnectionLimits:
 
     def ended(self, request: AtWork, *, left: bool) -> None:
         """left: the client went before the answer was complete."""
-        self._at_work.discard(request)
+        if request in self._at_work:
+            self._at_work.remove(request)
         self._left += left
         if self._left > LEFT_LIMIT and self._left > LEFT_SHARE * self._requests:
             self.abort()

@@ -31,6 +31,8 @@ class Receiver(Protocol):
 class Splice:
     """One stream: `start` once, then `pause`, `resume` and `abandon`. idle_s: how long the worker may be silent."""
 
+    __slots__ = ("_heard_s", "_idle_s", "_is_paused", "_lane", "_loop", "_receiver", "_stream", "_watch")
+
     def __init__(self, stream: Streaming, receiver: Receiver, loop: asyncio.AbstractEventLoop, idle_s: float) -> None:
         self._stream = stream
         self._receiver = receiver

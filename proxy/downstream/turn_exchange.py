@@ -54,6 +54,40 @@ _WRONG_KEY = 401
 class TurnExchange:
     """One turn: an `Exchange` of its connection, and one of its open requests."""
 
+    # Of more than 30 attributes each object would have a dict of its own, which takes 1.5 KiB.
+    __slots__ = (
+        "_body",
+        "_body_limit_bytes",
+        "_caller",
+        "_connection",
+        "_endpoint",
+        "_expects_continue",
+        "_head",
+        "_idle_s",
+        "_is_chunked",
+        "_is_compressed",
+        "_is_event_stream",
+        "_is_old",
+        "_is_whole",
+        "_may_keep_alive",
+        "_memory",
+        "_more",
+        "_received",
+        "_refused",
+        "_requests",
+        "_room",
+        "_service",
+        "_splice",
+        "_state",
+        "_tail",
+        "_task",
+        "_unsent",
+        "_waits_for_room",
+        "_withheld",
+        "is_draining",
+        "record",
+    )
+
     is_multiplexed = False
 
     def __init__(

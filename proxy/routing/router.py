@@ -57,6 +57,7 @@ class Router:
             self._chooser.left(job, exc)
             raise
         attempt.permit = job.permit
+        job.permit.settle()
         headers = {**opened.headers, **decision_headers(receipt)}
         if opened.relay is not None:
             return TurnReply(

@@ -64,6 +64,20 @@ class LargeBody:
 class Streaming:
     """One turn's answer; `abandon` may come at any time."""
 
+    __slots__ = (
+        "_attempt",
+        "_first_token_s",
+        "_is_learnt",
+        "_learner",
+        "_match",
+        "_opened",
+        "_relay",
+        "_state",
+        "_summary",
+        "answer",
+        "is_over",
+    )
+
     def __init__(
         self, state: State, learner: TurnEnd, match: SessionMatch, attempt: Attempt, opened: OpenAnswer
     ) -> None:
@@ -84,8 +98,9 @@ class Streaming:
     def begin(self) -> bytes:
         self.answer.reached_the_client()
         self._note()
-        assert isinstance(self._opened.first, bytes), "the start of a stream"
-        return self._opened.first
+        first, self._opened.first = self._opened.first, b""  # not kept: the stream may be open for long
+        assert isinstance(first, bytes), "the start of a stream"
+        return first
 
     @property
     def plain(self) -> tuple[bytes, bytes] | None:

@@ -33,6 +33,8 @@ class AnswerReceiver(Protocol):
 class WorkerConnection(asyncio.Protocol):
     """Calls `owner.free` when an answer is complete and the next request may follow, `owner.lost` when it closes."""
 
+    __slots__ = ("_has_head", "_head_bytes", "_listener", "_owner", "_parser", "_transport", "free_s", "loop")
+
     def __init__(self, owner: Owner, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._owner = owner

@@ -102,7 +102,8 @@ class FaultRunner:
             case FleetFault.POISON:
                 await fleet.revive_engines(at_most=MOST_POISONED)
             case FleetFault.CONFIG:
-                fleet.change_config(self._draw.choice(("table", "always_local", "always_split")))
+                mode = self._draw.choice(("table", "always_local", "always_split"))
+                fleet.change_config(mode, prefills_answer=self._draw.random() < 0.5)
             case FleetFault.CLOCK:
                 fleet.set_clock(0.0)
             case FleetFault.DEAF:

@@ -165,9 +165,11 @@ class SoakFleet:
         text = self._config_file.read_text()
         self._config_file.write_text(text[: len(text) // 2])
 
-    def change_config(self, mode: str) -> None:
+    def change_config(self, mode: str, *, prefills_answer: bool = False) -> None:
+        """prefills_answer: whether P stand in where no D and no R can answer."""
+        text = f'mode = "{mode}"\nw_ttft = 1.0\nw_tpot = 1.0\nprefills_answer = {prefills_answer}\n'
         self._config_file.write_text("")
-        self._config_file.write_text(f'mode = "{mode}"\nw_ttft = 1.0\nw_tpot = 1.0\n')
+        self._config_file.write_text(text.lower())
 
     def set_clock(self, off_s: float) -> None:
         self._clock_file.write_text(f"{off_s:g}")

@@ -33,6 +33,7 @@ class Circuit:
     until_s: float = -math.inf  # open until then, half open afterwards
     probe_s: float | None = None  # when the probe under way was asked
     overloaded_until_s: float = -math.inf
+    overloaded_s: float = -math.inf  # when the worker said so last
 
     def is_open(self, now_s: float) -> bool:
         return self.openings > 0 and now_s < self.until_s
@@ -143,22 +144,23 @@ class Breakers(Generic[Key]):
             circuit.probe_s = None
             self._changed(key)
 
-    def overloaded(self, key: Key, until_s: float) -> None:
+    def overloaded(self, key: Key, until_s: float, now_s: float) -> None:
         """The worker answered 429 or 503: avoided until then. That counts neither as a failure nor as a success."""
         circuit = self._circuits.setdefault(key, Circuit())
-        circuit.overloaded_until_s = max(circuit.overloaded_until_s, until_s)
+        circuit.overloaded_until_s, circuit.overloaded_s = max(circuit.overloaded_until_s, until_s), now_s
         circuit.probe_s = None
         self._changed(key)
 
     def forget(self, key: Hashable, since_s: float = math.inf) -> None:
         """Forgets what a worker, and every pair that it was part of, did before `since_s`."""
-        gone = [
-            known
-            for known, circuit in self._circuits.items()
-            if (known == key or (isinstance(known, tuple) and key in known)) and circuit.failed_s < since_s
-        ]
-        for known in gone:
-            del self._circuits[known]
+        for known, circuit in list(self._circuits.items()):
+            if circuit.failed_s >= since_s or not (known == key or (isinstance(known, tuple) and key in known)):
+                continue
+            if circuit.overloaded_s >= since_s:
+                said = circuit.overloaded_until_s, circuit.overloaded_s
+                self._circuits[known] = Circuit(overloaded_until_s=said[0], overloaded_s=said[1])
+            else:
+                del self._circuits[known]
             self._changed(known)
 
     def circuits(self) -> Mapping[Key, Circuit]:

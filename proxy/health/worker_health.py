@@ -153,7 +153,8 @@ class WorkerHealth:
             case HealthEffect.COUNTED:
                 self._fail(worker, exc, asked_s)
             case HealthEffect.PASSED_OVER:
-                self.breakers.overloaded(worker, self._now() + (exc.retry_after_s or OVERLOAD_S))
+                now_s = self._now()
+                self.breakers.overloaded(worker, now_s + (exc.retry_after_s or OVERLOAD_S), now_s)
 
     def _fail(self, key: Key, exc: LegError, asked_s: float, *, at_once: bool = False) -> bool:
         """Whether this opened the breaker."""

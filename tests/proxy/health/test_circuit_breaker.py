@@ -129,8 +129,8 @@ def test_a_success_while_it_is_open_is_of_a_leg_asked_before() -> None:
 
 def test_overload_is_passed_over_and_never_a_failure() -> None:
     breakers: Breakers[str] = Breakers(1, OPEN_S)
-    breakers.overloaded("d", 10.0)
-    breakers.overloaded("d", 8.0)
+    breakers.overloaded("d", 10.0, 0.0)
+    breakers.overloaded("d", 8.0, 0.0)
     assert breakers.blocked(9.9) == {"d"}
     assert not breakers.states(9.9)
     assert breakers.blocked(10.0) == frozenset()
@@ -139,7 +139,7 @@ def test_overload_is_passed_over_and_never_a_failure() -> None:
 def test_a_probe_that_meets_overload_proved_nothing() -> None:
     breakers = opened()
     breakers.began("d", 5.0)
-    breakers.overloaded("d", 8.0)
+    breakers.overloaded("d", 8.0, 5.0)
     assert breakers.blocked(7.9) == {"d"}
     assert breakers.blocked(8.0) == frozenset()
     assert breakers.states(8.0) == {"d": "half_open"}
@@ -155,12 +155,31 @@ def test_a_worker_that_is_gone_is_forgotten_with_its_pairs() -> None:
     assert breakers.blocked(0.0) == {"d", ("q", "d")}
 
 
+@pytest.mark.parametrize(
+    ("failed_s", "overloaded_s", "blocked", "state"),
+    [
+        (1.0, 2.0, False, ""),
+        (1.0, 5.0, True, ""),  # the new engine's own word stays, and no more than that
+        (5.0, 6.0, True, "open"),
+    ],
+)
+def test_of_an_engine_that_is_another_one_since_only_what_came_before_is_forgotten(
+    failed_s: float, overloaded_s: float, blocked: bool, state: str
+) -> None:
+    breakers: Breakers[str] = Breakers(1, OPEN_S)
+    breakers.failed("d", failed_s, began_s=failed_s)
+    breakers.overloaded("d", 9.0, overloaded_s)
+    breakers.forget("d", since_s=4.0)
+    assert (breakers.blocked(6.0) == {"d"}) is blocked
+    assert breakers.states(6.0) == ({"d": state} if state else {})
+
+
 def test_keys_that_fail_no_more_take_no_memory() -> None:
     """Also those that nobody forgets: a leg of a worker that is gone may fail last of all."""
     breakers: Breakers[int] = Breakers(FAILURES, OPEN_S)
     for number in range(100):
         breakers.failed(number, 0.0, began_s=0.0, at_once=number % 2 == 0)
-        breakers.overloaded(number, 1.0)
+        breakers.overloaded(number, 1.0, 0.0)
     breakers.blocked(MEMORY_S - 1.0)
     assert len(breakers._circuits) == 100
     breakers.blocked(MEMORY_S)
@@ -243,7 +262,7 @@ class BreakerMachine(RuleBasedStateMachine):
 
     @rule(key=keys, seconds=st.sampled_from([1.0, 9.0]))
     def overload(self, key: str, seconds: float) -> None:
-        self.breakers.overloaded(key, self.now_s + seconds)
+        self.breakers.overloaded(key, self.now_s + seconds, self.now_s)
         self.overloaded_s[key] = max(self.overloaded_s[key], self.now_s + seconds)
         self.probe_s[key] = None
 

@@ -195,7 +195,8 @@ def make_operated(settings: Settings, chooser: Chooser) -> Operated:
 def new_state(config: ProxyConfig, member: Member, now: Callable[[], float], laws: WorkerLaws | None = None) -> State:
     registry, metrics, retries = Registry(), Metrics(), RetryBudget(config.retry_share, config.retry_burst)
     hasher = Hasher(member.secret)
-    beliefs, ttl_s, limit = Beliefs(registry.engine), config.session_ttl_s, config.session_limit
+    ttl_s, limit = config.session_ttl_s, config.session_limit
+    beliefs = Beliefs(registry.engine, limit)
     health = WorkerHealth(Breakers(config.breaker_failures, config.breaker_open_s), registry, retries, now)
     arrivals = Arrivals(config.qps_window_s, now())
     return State(

@@ -36,6 +36,7 @@ from .held import (
 SHARED_BYTES = 1024  # about 256 tokens: shorter beginnings are not worth a worker
 MARKS = 3  # of one prompt, beside points inside of its head
 MARKS_KEPT = 16_384  # of all prompts; 150 bytes each
+MARKS_OF_SESSION = 4  # as many are kept for each session that is: a mark leads to the one that passed it last
 CLEARED_AT_ONCE = 32  # entries of books that are closed: a microsecond each
 ELSEWHERE = 0.9  # of what a worker holds; another one that holds so much can take its place
 OWN = -1  # in place of another process's index
@@ -48,8 +49,10 @@ _TOKENS = attrgetter("tokens")
 class Beliefs:
     """The books of all workers; `view` says what a worker is now."""
 
-    def __init__(self, view: Callable[[WorkerId], WorkerView | None]) -> None:
+    def __init__(self, view: Callable[[WorkerId], WorkerView | None], sessions: int = MARKS_KEPT) -> None:
+        """sessions: so many are remembered."""
         self._view = view
+        self._marks_kept = min(MARKS_KEPT, MARKS_OF_SESSION * sessions)
         self._books: dict[WorkerId, CacheBook] = {}
         self._places = EntryPlaces()  # of the entries of all books
         self._numbered: dict[int, tuple[WorkerId, CacheBook]] = {}  # the books, in the same order
@@ -122,8 +125,8 @@ class Beliefs:
         for mark in marks:
             self._marks.pop(mark.key, None)
             self._marks[mark.key] = history << _BITS | min(mark.tokens, _MASK)
-        if len(self._marks) > MARKS_KEPT:  # many at once, as to find the oldest entry of a dict takes time
-            for key in list(islice(self._marks, MARKS_KEPT // 8)):
+        if len(self._marks) > self._marks_kept:  # many at once, as to find the oldest entry of a dict takes time
+            for key in list(islice(self._marks, 1 + self._marks_kept // 8)):
                 del self._marks[key]
 
     def ended(self, history: int, holders: Iterable[Residency | None], marks: Sequence[Mark]) -> None:

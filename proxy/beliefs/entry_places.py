@@ -30,8 +30,10 @@ class EntryPlaces:
 
     def slot(self, key: int, number: int) -> int:
         """Of the key's entry in this book; 0: none."""
-        found = self._places.get(key, 0)
-        if isinstance(found, dict):
+        found = self._places.get(key)
+        if found is None:
+            return 0
+        if not isinstance(found, int):
             return found.get(number, 0)
         while found:
             if found & _NUMBER == number:

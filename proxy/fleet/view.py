@@ -35,12 +35,12 @@ class RecentPrompts(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def plus(self, beside_s: float, patience_s: float, now_s: float) -> RecentPrompts:
         """patience_s: how long it could have waited."""
-        before = self.at(now_s)
+        left = self.left(now_s)
         return RecentPrompts(
-            before.at_s,
-            before.busy + beside_s / RECENT_S,
-            before.rate + 1.0 / RECENT_S,
-            before.urgency + 1.0 / (RECENT_S * max(LEAST_PATIENCE_S, patience_s)),
+            max(self.at_s, now_s),
+            self.busy * left + beside_s / RECENT_S,
+            self.rate * left + 1.0 / RECENT_S,
+            self.urgency * left + 1.0 / (RECENT_S * max(LEAST_PATIENCE_S, patience_s)),
         )
 
     def joined(self, other: RecentPrompts) -> RecentPrompts:

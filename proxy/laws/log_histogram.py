@@ -21,15 +21,16 @@ class LogHistogram:
 
     def add(self, value: float, count: float = 1.0) -> None:
         self.counts[self.bin(value)] += count
-        self.total += count
-        if self.total > _HALVED:
+        self.total = total = self.total + count
+        if total > _HALVED:
             self.counts = [one / 2 for one in self.counts]
             self.total /= 2
 
     def bin(self, value: float) -> int:
         if not value > self._least:
             return 0
-        return min(len(self.counts) - 1, int(math.log2(value / self._least) * self._per_doubling))
+        number, last = int(math.log2(value / self._least) * self._per_doubling), len(self.counts) - 1
+        return number if number < last else last
 
     def begin(self, number: float) -> float:
         """Where a bin begins; between two of them for a fraction."""

@@ -188,6 +188,14 @@ def test_marks_are_bounded_and_the_least_recently_used_go(monkeypatch: pytest.Mo
     assert not known.held(PromptEntry(99, marks=(Mark(1000, 500),)))
 
 
+def test_few_sessions_keep_few_marks() -> None:
+    beliefs = Beliefs(lambda _: None, sessions=3)
+    for history in range(100):
+        beliefs.passed(history, [Mark(history, 500)])
+    assert len(beliefs._marks) <= 4 * 3
+    assert 99 in beliefs._marks
+
+
 @pytest.mark.parametrize(
     ("ends", "expected"),
     [

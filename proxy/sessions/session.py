@@ -18,9 +18,9 @@ from ..beliefs.beliefs import marks_of
 from ..beliefs.held import Mark, Residency
 from ..fleet.worker import WorkerId
 from .hasher import KEY_BITS, Hasher
-from .kept_units import LEARNT, NOTHING_LEARNT, KeptUnits, unpacked
+from .kept_units import LEARNT, NOTHING_LEARNT, KeptUnits
 from .prefix_chain import Chain, PrefixEnd
-from .text_cuts import unpack_points
+from .text_cuts import FIRST_LONG_BLOCK, unpack_points
 
 _PREFIX = struct.Struct("<QIIII??")
 _Learnt = tuple[float, int, int, int]
@@ -115,7 +115,7 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
 
     @property
     def units(self) -> KeptUnits:
-        return unpacked(self.packed)
+        return KeptUnits(self.packed)
 
     @property
     def output_tokens(self) -> float | None:
@@ -179,10 +179,12 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
 
     def came_back(self) -> bool | None:
         """Its next turn is here. Whether the answer before called a tool; None if it has been here already."""
-        if (calls_tool := self.awaited()) is not None:
-            flags, packed = self.packed[LEARNT.size - 1] & ~_AWAITED, self.packed
-            self.packed = b"".join((packed[: LEARNT.size - 1], bytes((flags,)), packed[LEARNT.size :]))
-        return calls_tool
+        packed = self.packed
+        flags = packed[_FLAGS_AT]
+        if not flags & _AWAITED:
+            return None
+        self.packed = b"%b%c%b" % (packed[:_FLAGS_AT], flags & ~_AWAITED, packed[LEARNT.size :])
+        return flags & _CALLS_TOOL > 0
 
     @property
     def marks(self) -> list[Mark]:
@@ -204,12 +206,10 @@ def index_keys(session: Session, units: KeptUnits | None = None) -> set[int]:
 
     units: the session's, if they have been read.
     """
-    if len(session.packed_prefixes) % _PREFIX.size:
-        raise ValueError("a session has another layout")
-    if len(session.packed) == LEARNT.size and not session.packed_prefixes:
-        return set()
-    keys = (units or session.units).index_keys()
+    keys = (units or session.units).index_keys(FIRST_LONG_BLOCK)
     if session.packed_prefixes:
+        if len(session.packed_prefixes) % _PREFIX.size:
+            raise ValueError("a session has another layout")
         keys.update([prefix.key for prefix in session.prefixes()])
     return keys
 

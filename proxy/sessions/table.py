@@ -17,23 +17,20 @@ its own, as far as that has the same start.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import count
-
-from msgspec.structs import replace
 
 from ..beliefs.beliefs import Beliefs
 from ..errors import ConfigError
 from ..fleet.worker import WorkerId
 from ..runtime.replicated import Replicated
 from .hasher import KEY_BITS
-from .kept_units import NO_UNITS_KEPT, EndedTurn, KeptUnits, pack
+from .kept_units import NO_UNITS_KEPT, KeptUnits, TurnOutcome, pack
 from .matching import (
     Common,
     KnownPart,
     MatchKind,
     SessionMatch,
-    TurnOutcome,
     common,
     is_same,
     judge,
@@ -106,10 +103,7 @@ class SessionTable:
         if prompt.opener is not None:
             return self._match_by_count(prompt, named, now_s)
         match = self._match(prompt, named, now_s)
-        session = self._sessions.get(match.history)
-        if session is not None and match.kind is MatchKind.NEXT and (calls_tool := session.came_back()) is not None:
-            match = replace(match, ended_s=session.seen_s, calls_tool=calls_tool)
-        self._touch(session, now_s)
+        self._touch(self._sessions.get(match.history), now_s)
         return match
 
     def finish(self, match: SessionMatch, prompt: Prompt, outcome: TurnOutcome, now_s: float) -> None:
@@ -119,20 +113,21 @@ class SessionTable:
         if match.doubt is not None:
             cached = outcome.cached_tokens if is_same(match.decode, outcome.decode) else None
             self.rendered.learn(prompt.model, match.doubt, outcome.prompt_tokens, cached)
-        known = self._sessions.get(match.history)
-        session = known if known and still_there(known, match, prompt, outcome) else self._add(match, prompt)
-        kept = units_of(session, match.common)
-        before, head_mask = index_keys(session, kept), kept.head_mask
-        units = self._units(match, prompt, outcome)
+        session = known = self._sessions.get(match.history)
+        kept = NO_UNITS_KEPT if known is None else units_of(known, match.common)
+        if session is None or not still_there(session, kept, match, prompt, outcome):
+            session, kept = self._add(match, prompt), NO_UNITS_KEPT
+        source = None if match.source is None else self._sessions.get(match.source)
+        before, has_new_head = index_keys(session, kept), kept.head_mask != prompt.chain.head_mask
+        units = self._units(match, source, prompt, outcome)
         session.turn = match.turn
         output_tokens = decayed_mean(session.output_tokens, outcome.completion_tokens, _OUTPUT_DECAY)
         session.learn(output_tokens, outcome.decode, outcome.prefill, units, outcome.calls_tool)
         kept = session.units
-        session.keep_prefixes(self._prefixes(match, prompt, outcome, kept))
+        session.keep_prefixes(self._prefixes(match, source, prompt, outcome, kept))
         after = index_keys(session, kept)
         self._unlink(session, before - after)
         self._index.update(dict.fromkeys(after - before, session))
-        has_new_head = head_mask != prompt.chain.head_mask
         if has_new_head:
             session.packed_head = head_points(prompt.chain)
         if session is not known or has_new_head:
@@ -214,25 +209,28 @@ class SessionTable:
     # -- finding
 
     def _match(self, prompt: Prompt, named: Session | None, now_s: float) -> SessionMatch:
-        sizes = dict(zip(prompt.chain.keys, prompt.chain.ends, strict=True))
+        chain = prompt.chain
+        sizes = dict(zip(chain.keys, chain.ends, strict=True))
         best = self._most_in_common(prompt, named, sizes, now_s)
-        if (best is None or not best[0].is_whole or best[0].has_other_head) and (cuts := cuts_of(prompt.chain)):
+        if (best is None or not best[0].is_whole or best[0].has_other_head) and (cuts := cuts_of(chain)):
             sizes.update(cuts)
             best = self._most_in_common(prompt, named, sizes, now_s)
         if best is None:
             lost = named is not None or prompt.previous_response_id is not None
             return self._unmatched(MatchKind.LOST if lost else MatchKind.FIRST, prompt, named)
         found, kind, turn = best
-        session, doubt = found.session, found.doubt(prompt.chain)
-        place = found.up_to(self.rendered.held(prompt.model, doubt, found.tokens), sizes)
-        if kind is MatchKind.BRANCH:
+        session, doubt, calls_tool = found.session, found.doubt(chain), None
+        place = found.up_to(self.rendered.held(prompt.model, doubt, found.place[1]), sizes)
+        if kind is MatchKind.NEXT:
+            calls_tool = session.came_back()
+        elif kind is MatchKind.BRANCH:
             session = Session(self._new_history(prompt), prompt.label)
             # At the first turn any worker that shares the prefix will do, and the policy balances them.
             session.learn(*(found.session.learnt() if turn > 1 else (found.session.output_tokens, None, None)))
-        return matched(kind, session, turn, prompt, KnownPart(found.session, place, found, doubt))
+        return matched(kind, session, turn, prompt, KnownPart(found.session, place, found, doubt, None, calls_tool))
 
     def _most_in_common(
-        self, prompt: Prompt, named: Session | None, sizes: Mapping[int, int], now_s: float
+        self, prompt: Prompt, named: Session | None, sizes: dict[int, int], now_s: float
     ) -> _Judged | None:
         """The session with the most, and what the request is to it.
 
@@ -256,7 +254,7 @@ class SessionTable:
         return best
 
     def _candidates(
-        self, chain: Chain, named: Session | None, sizes: Mapping[int, int], now_s: float
+        self, chain: Chain, named: Session | None, sizes: dict[int, int], now_s: float
     ) -> Iterable[Session]:
         index, last_reply = self._index, chain.marks.last_reply
         known = index.keys() & sizes.keys()
@@ -302,10 +300,9 @@ class SessionTable:
 
     # -- keeping
 
-    def _units(self, match: SessionMatch, prompt: Prompt, outcome: TurnOutcome) -> bytes:
+    def _units(self, match: SessionMatch, source: Session | None, prompt: Prompt, outcome: TurnOutcome) -> bytes:
         """What the session keeps of its newest prompt and the reply."""
         chain = prompt.chain
-        source = None if match.source is None else self._sessions.get(match.source)
         sizes = dict(zip(chain.keys, chain.ends, strict=True))
         if chain.long_texts is not None:
             sizes.update(chain.long_texts.known)
@@ -318,28 +315,23 @@ class SessionTable:
         before, shared, place = NO_UNITS_KEPT, 0, (0, 0)
         if found is not None:
             before, shared = found.units, 0 if found.has_other_head else found.shared
-            place = found.up_to(self.rendered.held(prompt.model, doubt, found.tokens), sizes)
-        whole = outcome.prompt_tokens + outcome.completion_tokens
-        ended = EndedTurn(
-            match.turn, outcome.prompt_tokens, outcome.reply_key, whole, outcome.reasoned, outcome.reply_alone
-        )
-        return pack(before, shared, sizes, place, chain, ended)
+            place = found.up_to(self.rendered.held(prompt.model, doubt, found.place[1]), sizes)
+        return pack(before, shared, sizes, place, chain, match.turn, outcome)
 
     def _prefixes(
-        self, match: SessionMatch, prompt: Prompt, outcome: TurnOutcome, kept: KeptUnits
+        self, match: SessionMatch, source: Session | None, prompt: Prompt, outcome: TurnOutcome, kept: KeptUnits
     ) -> list[KnownPrefix]:
         """Ends of its newest prompt and the reply that no unit names."""
-        chain, held, prefixes = prompt.chain, outcome.held_tokens, list[KnownPrefix]()
-        source = None if match.source is None else self._sessions.get(match.source)
-        if source is not None:  # the stored response that the prompt continues
+        chain, prefixes = prompt.chain, list[KnownPrefix]()
+        if source is not None and source.packed_prefixes:  # the stored response that the prompt continues
             prefixes += [one for one in source.prefixes() if one.is_stored and one.key == chain.keys[0]]
         if (kept.is_blocks or not kept.count) and chain.size > 0:
             prefixes.append(KnownPrefix.at(chain.end(), match.turn, outcome.prompt_tokens, is_prompt=True))
             if outcome.reply_key is not None:
-                prefixes.append(KnownPrefix.at(outcome.reply_key, match.turn, held))
+                prefixes.append(KnownPrefix.at(outcome.reply_key, match.turn, outcome.held_tokens))
         if outcome.response_id is not None and prompt.response_scope is not None:
             stored = PrefixEnd(response_key(chain.hasher, prompt.response_scope, outcome.response_id))
-            prefixes.append(KnownPrefix.at(stored, match.turn, held, is_stored=True))
+            prefixes.append(KnownPrefix.at(stored, match.turn, outcome.held_tokens, is_stored=True))
         return prefixes
 
     def _add(self, match: SessionMatch, prompt: Prompt) -> Session:

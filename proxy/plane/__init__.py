@@ -1,4 +1,4 @@
-"""Compiled code over bytes: sockets, HTTP/1.1, streams of text, what JSON and its texts are known by, and what sessions keep."""
+"""Compiled code over bytes: sockets, HTTP/1.1, streams of text, what JSON is known by, and what sessions keep."""
 
 from __future__ import annotations
 

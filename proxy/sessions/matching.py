@@ -45,7 +45,7 @@ class MatchKind(StrEnum):
     LOST = "lost"
 
 
-class SessionMatch(msgspec.Struct, frozen=True, kw_only=True):
+class SessionMatch(msgspec.Struct, frozen=True):
     """What `find` tells of a request: its session and turn, and what is known to be held of its prompt."""
 
     session_id: str  # hexadecimal
@@ -54,9 +54,9 @@ class SessionMatch(msgspec.Struct, frozen=True, kw_only=True):
     held_tokens: int  # of the known prefix, the most that a worker holds of this prompt; 0 without one
     new_bytes: int  # of the prompt, beyond what those tokens count
     added: Mapping[int, int]  # the same by kind, see `text_kinds.added`
+    history: int  # histories under one id share `session_id`
     decode: Residency | None = None  # after the session's last turn
     output_tokens: float | None = None  # mean length of this session's answers
-    history: int  # histories under one id share `session_id`
     source: int | None = None  # the history that the prefix is of: this one, or what a branch leaves; None without one
     parent: int | None = None  # key of that history's newest prompt, as it was found
     affinity: WorkerId | None = None  # where to compute what nobody holds: the D of the session that the client names
@@ -260,25 +260,25 @@ def matched(
     prompt: Prompt,
     known: KnownPart,
 ) -> SessionMatch:
-    source, (size, tokens), found, doubt, affinity, calls_tool = known
-    parent = None
+    source, (held_bytes, held_tokens), found, doubt, affinity, calls_tool = known
+    parent = covered = None
     if source is not None:
-        parent = newest_key(source, source.units if found is None else found.own_units)
-    return SessionMatch(
-        session_id=session.id if prompt.label is None else hexadecimal(prompt.label),
-        turn=turn,
-        kind=kind,
-        held_tokens=tokens,
-        new_bytes=prompt.chain.size - size,
-        added=added(prompt.chain, None if source is None else size),
-        decode=session.decode_residency,
-        output_tokens=session.output_tokens,
-        history=session.history,
-        source=None if source is None else source.history,
-        parent=parent,
-        affinity=affinity,
-        doubt=doubt,
-        common=found,
-        ended_s=None if calls_tool is None else session.seen_s,
-        calls_tool=calls_tool or False,
+        parent, covered = newest_key(source, source.units if found is None else found.own_units), held_bytes
+    return SessionMatch(  # by position: msgspec takes 2 us to find 16 names
+        session.id if prompt.label is None else hexadecimal(prompt.label),
+        turn,
+        kind,
+        held_tokens,
+        prompt.chain.size - held_bytes,
+        added(prompt.chain, covered),
+        session.history,
+        session.decode_residency,
+        session.output_tokens,
+        None if source is None else source.history,
+        parent,
+        affinity,
+        doubt,
+        found,
+        None if calls_tool is None else session.seen_s,
+        calls_tool or False,
     )

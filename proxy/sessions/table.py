@@ -237,18 +237,23 @@ class SessionTable:
         Of equal ones a session that goes on counts before a branch, the named one before others, and then the one that
         was found by the longest prefix. A session that another name has does not keep the client's own from going on.
         """
+        judged = list[_Judged]()
+        for session in self._candidates(prompt.chain, named, sizes, now_s):
+            found = common(session, prompt.chain, sizes)
+            if found is not None and (verdict := judge(found, prompt, named)) is not None:
+                judged.append((found, *verdict))
+        if len(judged) < 2:  # nearly always
+            return judged[0] if judged else None
         best: _Judged | None = None
         own: _Judged | None = None
         most = -1, False
-        for session in self._candidates(prompt.chain, named, sizes, now_s):
-            found = common(session, prompt.chain, sizes)
-            if found is None or (verdict := judge(found, prompt, named)) is None:
-                continue
-            goes_on = verdict[0] is not MatchKind.BRANCH
-            if goes_on and session.label == prompt.label and (own is None or found.place > own[0].place):
-                own = found, *verdict
+        for one in judged:
+            found, kind, _ = one
+            goes_on = kind is not MatchKind.BRANCH
+            if goes_on and found.session.label == prompt.label and (own is None or found.place > own[0].place):
+                own = one
             if (rank := (found.place[0], goes_on)) > most:
-                best, most = (found, *verdict), rank
+                best, most = one, rank
         if best is not None and own is not None and prompt.label is not None and best[0].session.label != prompt.label:
             return own
         return best

@@ -129,7 +129,21 @@ cdef class PackedUnits:
             at -= 1
         return sizes[self._key(at)], tokens
 
+    def kept(self, Py_ssize_t shared, tuple since not None, int64_t tokens, dict sizes not None):
+        cdef int64_t size, known, end
+        size, known = since
+        shared = self._within(known or tokens, shared)
+        while shared:
+            end = sizes[self._key(shared - 1)]
+            if end <= size or not known:
+                return shared, (end, self._tokens(shared - 1))
+            shared -= 1
+        return 0, (0, 0)
+
     def within(self, int64_t tokens, Py_ssize_t shared):
+        return self._within(tokens, shared)
+
+    cdef Py_ssize_t _within(self, int64_t tokens, Py_ssize_t shared) except -1:
         cdef Py_ssize_t low = 0, high = shared, middle
         if not shared or (self._at(shared - 1) and self._tokens(shared - 1) <= tokens):  # nearly always
             return shared

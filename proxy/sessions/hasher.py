@@ -41,6 +41,7 @@ _MIN_SECRET_BYTES = 16
 _DIGEST_BYTES = 32
 END = b"\xff"
 _ROLES = {role: role.encode() + 3 * END for role in ("system", "user", "assistant", "tool", "developer")}
+_BEFORE_TEXTS = {role: before + b"T" for role, before in _ROLES.items()}
 BEYOND = b"\xfe"
 
 
@@ -135,7 +136,9 @@ class Hasher:
         if len(text) > HEAD_BYTES:
             end = text_end(self.beyond(memoryview(text)[HEAD_BYTES:]))
             text = text[:HEAD_BYTES]
-        before = before_parts(role, name, call_id) + b"T"
+        before = None if name or call_id else _BEFORE_TEXTS.get(role)
+        if before is None:
+            before = before_parts(role, name, call_id) + b"T"
         if self._texts is not None:
             return self._texts.key(previous, before, text, end) >> _BEYOND_KEY
         state = self._root.copy()

@@ -39,7 +39,7 @@ LEARNT = struct.Struct("<dIIB")
 _FLAGS = LEARNT.size - 1  # where they are
 _HEAD = struct.Struct("<IHHHHBQI")
 _UNIT = struct.Struct("<QIH")
-_HEAD_BYTES = LEARNT.size + _HEAD.size
+_HEAD_BYTES, _MOST_BYTES = LEARNT.size + _HEAD.size, KEPT * _UNIT.size
 _MOST = (1 << 32) - 1  # tokens
 _MOST_TURNS = (1 << 16) - 1
 _REASONED, _BLOCKS, _REPLY_REASONED, _REPLY_ALONE = 1, 2, 4, 8
@@ -157,6 +157,19 @@ class UncompiledUnits:
             return shared
         return bisect_right(range(shared), tokens, key=self.tokens)
 
+    def kept(self, shared: int, since: Place, tokens: int, sizes: dict[int, int]) -> tuple[int, Place]:
+        """How many of the `shared` units a prompt of so many tokens keeps, and where the last one is.
+
+        since: the last place of the prompt whose tokens were known before; those of units after it were not.
+        """
+        shared = self.within(since[1] or tokens, shared)
+        while shared:
+            end = sizes[self.key(shared - 1)]
+            if end <= since[0] or not since[1]:
+                return shared, (end, self.tokens(shared - 1))
+            shared -= 1
+        return 0, (0, 0)
+
     def index_keys(self, long_blocks: int) -> set[int]:
         """The opener and its cuts, the newest prompt without its last unit, and the reply, whatever the head is.
 
@@ -250,23 +263,20 @@ def pack(
     Without what the session has learnt. sizes: bytes of the prompt at each key. since: the last place of it whose
     tokens were known before.
     """
-    prompt_tokens = outcome.prompt_tokens
+    prompt_tokens, is_blocks = outcome.prompt_tokens, chain.is_blocks
     if since[1] > prompt_tokens:  # this history is rendered in fewer tokens than it was
         since = 0, 0
-    shared = before.within(since[1] or prompt_tokens, shared)
-    while since[1] and shared and sizes[before.key(shared - 1)] > since[0]:
-        shared -= 1
-    start = (sizes[before.key(shared - 1)], before.tokens(shared - 1)) if shared else (0, 0)
+    shared, start = before.kept(shared, since, prompt_tokens, sizes)
     line = TokenLine(start, since, (chain.size, prompt_tokens))
     places = _new_places(chain, start[0])
     units = before.slice(0, shared) + line.packed(chain.keys, chain.ends, places, turn)
     if before.count and not shared:
         units = _with_turns(units, before)
-    if len(units) > KEPT * _UNIT.size:
+    if len(units) > _MOST_BYTES:
         every = [units[at : at + _UNIT.size] for at in range(0, len(units), _UNIT.size)]
         units = b"".join([every[place] for place in _thinned([_UNIT.unpack(one)[1] for one in every])])
     in_prompt = count = len(units) // _UNIT.size
-    if outcome.reply_key is not None and in_prompt and not chain.is_blocks:
+    if outcome.reply_key is not None and in_prompt and not is_blocks:
         units += _packed(outcome.reply_key.key, prompt_tokens + outcome.completion_tokens, turn + 1)
         count += 1
     opener_cuts, newest = _cuts(chain, line, turn)
@@ -278,10 +288,10 @@ def pack(
     if outcome.reply_alone:
         opener_cuts = _packed(outcome.reply_alone, head_tokens, turn) + opener_cuts
     round_tokens, reasoned = _round(before, since, chain, outcome, line)
-    flags = (reasoned and _REASONED) | (chain.is_blocks and _BLOCKS)
-    flags |= (outcome.reasoned and _REPLY_REASONED) | (outcome.reply_alone > 0 and _REPLY_ALONE)
-    counts = count, in_prompt, opener, len(opener_cuts) // _UNIT.size
-    head = _HEAD.pack(min(round_tokens, _MOST), *counts, flags, chain.head_mask, head_tokens)
+    flags = reasoned * _REASONED | is_blocks * _BLOCKS | outcome.reasoned * _REPLY_REASONED
+    flags |= (outcome.reply_alone > 0) * _REPLY_ALONE
+    cuts = len(opener_cuts) // _UNIT.size
+    head = _HEAD.pack(min(round_tokens, _MOST), count, in_prompt, opener, cuts, flags, chain.head_mask, head_tokens)
     return b"".join((head, units, opener_cuts, newest))
 
 
@@ -294,7 +304,9 @@ def _new_places(chain: Chain, beyond: int) -> Sequence[int]:
     ends = chain.ends
     if chain.is_blocks:
         return [place for place in kept_blocks(ends) if ends[place] > beyond]
-    start = max(bisect_right(ends, beyond), chain.marks.head + 1 if chain.marks.head else 0)
+    start, head = bisect_right(ends, beyond), chain.marks.head
+    if head and start <= head:
+        start = head + 1
     if len(ends) - start <= KEPT:  # nearly always
         return range(start, len(ends))
     return [start + place for place in _thinned(ends[start:])]  # thinned, if it is a history that nobody has seen grow

@@ -8,7 +8,7 @@ session of ten turns may take 1,200 bytes, and a `Residency` or a `KnownPrefix` 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -169,8 +169,8 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
             flags = _AWAITED | _CALLS_TOOL if calls_tool else _AWAITED
         self.packed = LEARNT.pack(output_tokens or 0.0, decode_tokens, prefill_tokens, flags) + units
 
-    def keep_prefixes(self, prefixes: Iterable[KnownPrefix]) -> None:
-        self.packed_prefixes = b"".join([_PREFIX.pack(*astuple(prefix)) for prefix in prefixes])
+    def keep_prefixes(self, prefixes: Sequence[KnownPrefix]) -> None:
+        self.packed_prefixes = b"".join([_PREFIX.pack(*astuple(prefix)) for prefix in prefixes]) if prefixes else b""
 
     def awaited(self) -> bool | None:
         """Whether the answer before called a tool; None if its next turn is here already."""
@@ -189,6 +189,8 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
     @property
     def marks(self) -> list[Mark]:
         """Of its first prompt, shortest first: what its other turns add, few share."""
+        if not self.packed_marks:
+            return []
         return [Mark(*values) for values in _MARK.iter_unpack(self.packed_marks)]
 
     @marks.setter

@@ -80,8 +80,9 @@ def sample(text: str | bytes | memoryview | None) -> bytes | None:
         return None
     if len(text) > 2 * _SAMPLE:
         middle = len(text) // 2
-        first, second = text[:_SAMPLE], text[middle : middle + _SAMPLE]
-        text = first + second if isinstance(first, str) and isinstance(second, str) else b"".join((first, second))
+        if not isinstance(text, str):
+            return b"".join((text[:_SAMPLE], text[middle : middle + _SAMPLE]))
+        text = text[:_SAMPLE] + text[middle : middle + _SAMPLE]
     return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else bytes(text)
 
 

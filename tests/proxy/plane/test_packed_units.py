@@ -70,6 +70,9 @@ def test_what_a_prompt_has_of_them(data: bytes, draws: st.DataObject) -> None:
         assert outcome(ours.place, shared, sizes) == outcome(theirs.place, shared, sizes)
         tokens = draws.draw(st.sampled_from([0, 1, 2**53, *map(theirs.tokens, range(theirs.count))]) | COUNTS)
         assert ours.within(tokens, shared) == theirs.within(tokens, shared)
+        since = draws.draw(st.just((0, 0)) | st.tuples(ENDS | st.integers(0, 1200), st.just(tokens)))
+        of_all = max(tokens, draws.draw(COUNTS))
+        assert outcome(ours.kept, shared, since, of_all, sizes) == outcome(theirs.kept, shared, since, of_all, sizes)
 
 
 @given(packed(), st.integers(0, 200), st.integers(0, 255))

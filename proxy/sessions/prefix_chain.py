@@ -149,11 +149,11 @@ class UnitHash:
 
     def _open_or_cross(self, data: bytes) -> None:
         before = self.size - len(data)  # `size` already counts `data`
+        start = b""
         if not self._head_end:
-            self._state.update(b"T")
-            self._head_end = before + HEAD_BYTES
+            start, self._head_end = b"T", before + HEAD_BYTES
         room = self._head_end - before
-        self._state.update(data[:room])
+        self._state.update(start + data[:room])
         if len(data) > room:
             rest = memoryview(data)[room:]
             self._beyond = self._hasher.beyond(rest)

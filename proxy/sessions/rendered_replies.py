@@ -29,7 +29,7 @@ Case = tuple[str, bool, bool]
 """A model, whether the reply was reasoned, and whether the user's next message has come since."""
 
 
-class Doubt(msgspec.Struct, frozen=True):
+class Doubt(msgspec.Struct, frozen=True, gc=False):
     """How much of a prompt is held, as the template keeps or drops a reply; the same where that is no question."""
 
     least_tokens: int  # up to the reply; after a reasoned round up to the end of the message that began it

@@ -27,6 +27,7 @@ from ..runtime.replicated import Replicated
 from .hasher import KEY_BITS
 from .kept_units import NO_UNITS_KEPT, KeptUnits, TurnOutcome, pack
 from .matching import (
+    NEXT,
     Common,
     KnownPart,
     MatchKind,
@@ -126,8 +127,9 @@ class SessionTable:
         kept = session.units
         session.keep_prefixes(self._prefixes(match, source, prompt, outcome, kept))
         after = index_keys(session, kept)
+        new = after - before
         self._unlink(session, before - after)
-        self._index.update(dict.fromkeys(after - before, session))
+        self._index.update(dict.fromkeys(new, session))
         if has_new_head:
             session.packed_head = head_points(prompt.chain)
         if session is not known or has_new_head:
@@ -138,7 +140,7 @@ class SessionTable:
         self._name(session, prompt.label)
         self._touch(session, now_s)
         if self.replicated is not None:
-            self.replicated.changed(session, prompt.label, after - before)
+            self.replicated.changed(session, prompt.label, new)
         self._expire(now_s)
 
     def adopt(self, theirs: Session, label: int | None, keys: Iterable[int]) -> None:
@@ -221,7 +223,7 @@ class SessionTable:
         found, kind, turn = best
         session, doubt, calls_tool = found.session, found.doubt(chain), None
         place = found.up_to(self.rendered.held(prompt.model, doubt, found.place[1]), sizes)
-        if kind is MatchKind.NEXT:
+        if kind is NEXT:
             calls_tool = session.came_back()
         elif kind is MatchKind.BRANCH:
             session = Session(self._new_history(prompt), prompt.label)

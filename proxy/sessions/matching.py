@@ -21,7 +21,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import NamedTuple
 
 import msgspec
 
@@ -248,7 +247,7 @@ def is_same(before: Residency | None, now: Residency | None) -> bool:
     return before is not None and now is not None and before.worker == now.worker
 
 
-class KnownPart(NamedTuple):
+class KnownPart(msgspec.Struct, frozen=True, gc=False):
     """Of a prompt."""
 
     session: Session | None = None  # that the known prefix is of
@@ -266,7 +265,8 @@ def matched(
     prompt: Prompt,
     known: KnownPart,
 ) -> SessionMatch:
-    source, (held_bytes, held_tokens), found, doubt, affinity, calls_tool = known
+    source, found, calls_tool = known.session, known.common, known.calls_tool
+    held_bytes, held_tokens = known.place
     parent = covered = None
     if source is not None:
         parent, covered = newest_key(source, source.units if found is None else found.own_units), held_bytes
@@ -282,8 +282,8 @@ def matched(
         session.output_tokens,
         None if source is None else source.history,
         parent,
-        affinity,
-        doubt,
+        known.affinity,
+        known.doubt,
         found,
         None if calls_tool is None else session.seen_s,
         calls_tool or False,

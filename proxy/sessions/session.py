@@ -28,6 +28,7 @@ _Learnt = tuple[float, int, int, int]
 _AWAITED, _CALLS_TOOL = 1, 2  # flags: no turn has come since the last answer; that answer called a tool
 _FLAGS_AT = LEARNT.size - 1
 _MARK = struct.Struct("<QI")
+_HEXADECIMAL = f"%0{KEY_BITS // 4}x"
 _MESSAGES_MARKED = 16  # after tools: the first ones
 
 
@@ -227,7 +228,7 @@ def held_tokens(session: Session) -> int:
 
 def hexadecimal(key: int) -> str:
     """A key as clients and operators see it; its first digits are as random as its last."""
-    return f"{key:0{KEY_BITS // 4}x}"
+    return _HEXADECIMAL % key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -239,11 +239,12 @@ class SessionTable:
         Of equal ones a session that goes on counts before a branch, the named one before others, and then the one that
         was found by the longest prefix. A session that another name has does not keep the client's own from going on.
         """
-        judged = list[_Judged]()
+        judged: list[_Judged] = []
         for session in self._candidates(prompt.chain, named, sizes, now_s):
             found = common(session, prompt.chain, sizes)
             if found is not None and (verdict := judge(found, prompt, named)) is not None:
-                judged.append((found, *verdict))
+                kind, turn = verdict
+                judged.append((found, kind, turn))
         if len(judged) < 2:  # nearly always
             return judged[0] if judged else None
         best: _Judged | None = None
@@ -329,7 +330,8 @@ class SessionTable:
         self, match: SessionMatch, source: Session | None, prompt: Prompt, outcome: TurnOutcome, kept: KeptUnits
     ) -> list[KnownPrefix]:
         """Ends of its newest prompt and the reply that no unit names."""
-        chain, prefixes = prompt.chain, list[KnownPrefix]()
+        prefixes: list[KnownPrefix] = []
+        chain = prompt.chain
         if source is not None and source.packed_prefixes:  # the stored response that the prompt continues
             prefixes += [one for one in source.prefixes() if one.is_stored and one.key == chain.keys[0]]
         if (kept.is_blocks or not kept.count) and chain.size > 0:

@@ -203,7 +203,7 @@ cdef class TokenLine:
             else:
                 high = middle
         low = min(low, self._count - 1)
-        if end >= self._ends[low]:
+        if not low or end >= self._ends[low]:
             return min(self._known[low], MOST)
         start, tokens = self._ends[low - 1], self._known[low - 1]
         more, size = <int128_t>(self._known[low] - tokens) * (end - start), self._ends[low] - start

@@ -1,4 +1,4 @@
-"""Compiled code over bytes: sockets, HTTP/1.1, streams of text, and what JSON and its texts are known by."""
+"""Compiled code over bytes: sockets, HTTP/1.1, streams of text, what JSON is known by, and what sessions keep."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ try:
     from .body_parts import PlainMessage, members, messages
     from .bones import bones
     from .http1 import AnswerParser, NotHttp, RequestParser
+    from .packed_units import PackedUnits, TokenLine
     from .poller import Poller, SocketTransport
     from .text_hash import IS_FAST, TextHash
     from .text_lane import TextLane
@@ -21,12 +22,14 @@ __all__ = [
     "IS_FAST",
     "AnswerParser",
     "NotHttp",
+    "PackedUnits",
     "PlainMessage",
     "Poller",
     "RequestParser",
     "SocketTransport",
     "TextHash",
     "TextLane",
+    "TokenLine",
     "bones",
     "members",
     "messages",

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 KEY_BITS = 60
 """Two of CPython's 30-bit digits: 32 bytes of memory, not 48. Among 2 million keys, two collide in 1 run of 500,000."""
 
+_BEYOND_KEY = 64 - KEY_BITS
+
 USUAL_KEYS = 1024
 
 KEPT_UNITS = 100_000
@@ -38,7 +40,8 @@ _BEYOND_CONTEXT = "ppd-router 2026-11-22 proxy.chain: texts beyond their first 4
 _MIN_SECRET_BYTES = 16
 _DIGEST_BYTES = 32
 END = b"\xff"
-_BEFORE_TEXTS = {role: role.encode() + 3 * END + b"T" for role in ("system", "user", "assistant", "tool", "developer")}
+_ROLES = {role: role.encode() + 3 * END for role in ("system", "user", "assistant", "tool", "developer")}
+_BEFORE_TEXTS = {role: before + b"T" for role, before in _ROLES.items()}
 BEYOND = b"\xfe"
 
 
@@ -74,10 +77,10 @@ class Hasher:
         self.known_heads: dict[tuple[int, int], bytes] = {}  # see `text_cuts`
         self.usual_key = lru_cache(USUAL_KEYS)(self.key)  # cached, for what nearly every request has again
 
-    def start(self, domain: bytes, previous: int = 0) -> _Hash:
+    def start(self, domain: bytes, previous: int = 0, first: bytes = b"") -> _Hash:
         """A running hash that continues from a key; `domain` (one byte) keeps different uses apart."""
         state = self._root.copy()
-        state.update(domain + previous.to_bytes(8, "little"))
+        state.update(domain + previous.to_bytes(8, "little") + first)
         return state
 
     def beyond(self, data: bytes | memoryview) -> blake3:
@@ -135,9 +138,9 @@ class Hasher:
             text = text[:HEAD_BYTES]
         before = None if name or call_id else _BEFORE_TEXTS.get(role)
         if before is None:
-            before = b"".join((encoded(role), END, encoded(name or ""), END, encoded(call_id or ""), END, b"T"))
+            before = before_parts(role, name, call_id) + b"T"
         if self._texts is not None:
-            return self._texts.key(previous, before, text, end) >> (64 - KEY_BITS)
+            return self._texts.key(previous, before, text, end) >> _BEYOND_KEY
         state = self._root.copy()
         state.update(b"".join((b"U", previous.to_bytes(8, "little"), before, text, end)))
         return finished(state)
@@ -145,7 +148,14 @@ class Hasher:
 
 def finished(state: _Hash) -> int:
     """The key that a running hash has now; the hash itself can be continued."""
-    return int.from_bytes(state.digest()[:8], "little") >> (64 - KEY_BITS)
+    return int.from_bytes(state.digest()[:8], "little") >> _BEYOND_KEY
+
+
+def before_parts(role: str, name: str | None, call_id: str | None) -> bytes:
+    """What a unit's hash begins with."""
+    if not name and not call_id and role in _ROLES:  # nearly always
+        return _ROLES[role]
+    return b"".join((encoded(role), END, encoded(name or ""), END, encoded(call_id or ""), END))
 
 
 def encoded(text: str) -> bytes:

@@ -17,18 +17,18 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from .. import plane
+from ..beliefs.held import Residency
 from .prefix_chain import UNIT_OVERHEAD_BYTES, Chain, PrefixEnd
-from .text_cuts import FIRST_LONG_BLOCK, LONG_BYTES, kept_blocks
+from .text_cuts import LONG_BYTES, kept_blocks
 
 KEPT = 256
 """Units, 3.6 KB of them; nine in ten sessions have fewer."""
-
-UNPACKED = 32  # of the sessions that were read last
 
 _FIRST = 32  # of these, so many of the first and of the newest always stay
 _NEWEST = 128
@@ -39,8 +39,7 @@ LEARNT = struct.Struct("<dIIB")
 _FLAGS = LEARNT.size - 1  # where they are
 _HEAD = struct.Struct("<IHHHHBQI")
 _UNIT = struct.Struct("<QIH")
-_KEY, _TOKENS, _TURN = struct.Struct("<Q"), struct.Struct("<8xI"), struct.Struct("<12xH")  # of a unit
-_HEAD_BYTES, _UNIT_BYTES = LEARNT.size + _HEAD.size, _UNIT.size
+_HEAD_BYTES, _MOST_BYTES = LEARNT.size + _HEAD.size, KEPT * _UNIT.size
 _MOST = (1 << 32) - 1  # tokens
 _MOST_TURNS = (1 << 16) - 1
 _REASONED, _BLOCKS, _REPLY_REASONED, _REPLY_ALONE = 1, 2, 4, 8
@@ -49,37 +48,44 @@ Place = tuple[int, int]
 """Bytes of a prompt, and the tokens up to there."""
 
 
-class EndedTurn(msgspec.Struct, frozen=True):
-    """What is kept of a turn: its number, and the worker's counts."""
+class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a completed turn taught. A residency of None leaves the known one as it is."""
 
-    turn: int
     prompt_tokens: int
-    reply: PrefixEnd | None
-    reply_tokens: int  # of the prompt with its reply
-    reasoned: bool  # the reply was
-    reply_alone: int = 0  # see `prompts.reply_alone`
+    completion_tokens: int
+    cached_tokens: int | None = None  # of the prompt, on a worker believed to hold its prefix; None: on no such worker
+    reply_key: PrefixEnd | None = None
+    response_id: str | None = None
+    decode: Residency | None = None
+    prefill: Residency | None = None
+    reasoned: bool = False  # the reply held reasoning
+    calls_tool: bool = False
+    reply_alone: int = 0  # see `text_cuts`
+
+    @property
+    def held_tokens(self) -> int:
+        """Of the prompt with its reply, as far as a next prompt that names it will surely hold it."""
+        return self.prompt_tokens if self.reasoned else self.prompt_tokens + self.completion_tokens
 
 
-class KeptUnits:
-    """Reads what `pack` has written, behind what the session has learnt.
+class UncompiledUnits:
+    """What `plane.PackedUnits` does, for machines without it."""
 
-    Units come first, then cuts, the opener's before those of the newest message.
-    """
-
-    round_tokens: int  # of the newest prompt that ended in the user's message
-    reasoned: bool  # a reply since then was
-    reply_reasoned: bool  # the newest was
-    count: int
+    entries: int  # units and cuts
+    count: int  # units
     in_prompt: int  # without the reply
     opener: int
     opener_cuts: int
     head_mask: int  # of the prompt's keys, see `Chain.head_mask`
     head_tokens: int  # by bytes
+    round_tokens: int  # of the newest prompt that ended in the user's message
+    reasoned: bool  # a reply since then was
+    reply_reasoned: bool  # the newest was
 
     __slots__ = (
         "_data",
-        "_entries",
         "count",
+        "entries",
         "has_reply_alone",
         "head_mask",
         "head_tokens",
@@ -104,7 +110,7 @@ class KeptUnits:
         self.count, self.in_prompt, self.opener, self.opener_cuts = count, in_prompt, opener, opener_cuts
         self.reasoned, self.is_blocks = flags & _REASONED > 0, flags & _BLOCKS > 0
         self.reply_reasoned, self.has_reply_alone = flags & _REPLY_REASONED > 0, flags & _REPLY_ALONE > 0
-        self._entries = entries = (len(data) - _HEAD_BYTES) // _UNIT_BYTES
+        self.entries = entries = (len(data) - _HEAD_BYTES) // _UNIT.size
         if not opener <= in_prompt <= count <= count + opener_cuts <= entries:
             raise ValueError("kept units have another layout")
 
@@ -114,33 +120,29 @@ class KeptUnits:
         return ours is data or (ours[_FLAGS + 1 :] == data[_FLAGS + 1 :] and ours[:_FLAGS] == data[:_FLAGS])
 
     def key(self, place: int) -> int:
-        key: int = _KEY.unpack_from(self._data, _HEAD_BYTES + place * _UNIT_BYTES)[0]
-        return key
+        return self._unit(place)[0]
 
     def tokens(self, place: int) -> int:
-        tokens: int = _TOKENS.unpack_from(self._data, _HEAD_BYTES + place * _UNIT_BYTES)[0]
-        return tokens
+        return self._unit(place)[1]
 
     def turn(self, place: int) -> int:
-        turn: int = _TURN.unpack_from(self._data, _HEAD_BYTES + place * _UNIT_BYTES)[0]
-        return turn
+        return self._unit(place)[2]
+
+    def slice(self, start: int, end: int) -> bytes:
+        return self._data[_HEAD_BYTES + start * _UNIT.size : _HEAD_BYTES + end * _UNIT.size]
 
     @property
     def newest_key(self) -> int | None:
         """Where its newest prompt ends, if a unit does there."""
-        return self.key(self.in_prompt - 1) if self.count and not self.is_blocks else None
+        return None if self.is_blocks or not self.in_prompt else self.key(self.in_prompt - 1)
 
-    @property
-    def reply(self) -> PrefixEnd | None:
-        return PrefixEnd(self.key(self.in_prompt)) if self.count > self.in_prompt else None
-
-    def shared(self, sizes: Mapping[int, int]) -> int:
+    def shared(self, sizes: dict[int, int]) -> int:
         """How many of the units are in a prompt, of whose keys these are."""
         if self.count and self.key(self.count - 1) in sizes:  # nearly always: the session goes on
             return self.count
         return bisect_left(range(self.count), True, key=lambda place: self.key(place) not in sizes)
 
-    def place(self, shared: int, sizes: Mapping[int, int]) -> Place | None:
+    def place(self, shared: int, sizes: dict[int, int]) -> Place | None:
         """Where the last of so many shared units is; where the first is that needs no more tokens."""
         if not shared:
             return None
@@ -149,32 +151,92 @@ class KeptUnits:
             at -= 1
         return sizes[self.key(at)], tokens
 
-    def last_cut(self, sizes: Mapping[int, int], beyond: int) -> Place | None:
-        """The last cut that is in a prompt, beyond so many bytes of it."""
-        found = [(sizes.get(self.key(place), 0), self.tokens(place)) for place in range(self.count, self._entries)]
-        return max((cut for cut in found if cut[0] > beyond), default=None)
-
     def within(self, tokens: int, shared: int) -> int:
         """How many of the first `shared` units end within so many tokens."""
         if shared and self.tokens(shared - 1) <= tokens:  # nearly always
             return shared
         return bisect_right(range(shared), tokens, key=self.tokens)
 
-    def index_keys(self) -> set[int]:
+    def kept(self, shared: int, since: Place, tokens: int, sizes: dict[int, int]) -> tuple[int, Place]:
+        """How many of the `shared` units a prompt of so many tokens keeps, and where the last one is.
+
+        since: the last place of the prompt whose tokens were known before; those of units after it were not.
+        """
+        shared = self.within(since[1] or tokens, shared)
+        while shared:
+            end = sizes[self.key(shared - 1)]
+            if end <= since[0] or not since[1]:
+                return shared, (end, self.tokens(shared - 1))
+            shared -= 1
+        return 0, (0, 0)
+
+    def index_keys(self, long_blocks: int) -> set[int]:
         """The opener and its cuts, the newest prompt without its last unit, and the reply, whatever the head is.
 
-        Of a raw prompt, whose opener nobody can tell, the end of its first turn, and the blocks beyond 4 KiB.
+        Of a raw prompt, whose opener nobody can tell, the end of its first turn, and the blocks from `long_blocks` on.
         """
         if self.is_blocks:
-            places = [self.opener, *range(FIRST_LONG_BLOCK, self.in_prompt)]
+            places = [self.opener, *range(long_blocks, self.in_prompt)]
         else:
             places = [self.opener, max(self.opener, self.in_prompt - 2)]
         keys = {self.key(place) for place in places if place < self.count}
         if self.count > self.in_prompt:
             keys.add(self.key(self.in_prompt) ^ self.head_mask)
-        if self.opener_cuts:
-            keys.update(map(self.key, range(self.count, self.count + self.opener_cuts)))
+        keys.update(map(self.key, range(self.count, self.count + self.opener_cuts)))
         return keys
+
+    def _unit(self, place: int) -> tuple[int, int, int]:
+        if not 0 <= place < self.entries:
+            raise IndexError(f"no unit is kept at {place}")
+        unit: tuple[int, int, int] = _UNIT.unpack_from(self._data, _HEAD_BYTES + place * _UNIT.size)
+        return unit
+
+
+class UncompiledLine:
+    """What `plane.TokenLine` does, for machines without it: tokens by bytes, between places where both are known."""
+
+    def __init__(self, *places: Place) -> None:
+        known = dict([(0, 0), *places])
+        self._ends, self._tokens = list(known), list(known.values())
+
+    def at(self, end: int) -> int:
+        """No more than are kept."""
+        after = min(bisect_left(self._ends, end), len(self._ends) - 1)
+        if end >= self._ends[after]:
+            return min(self._tokens[after], _MOST)
+        start, tokens = self._ends[after - 1], self._tokens[after - 1]
+        more = (self._tokens[after] - tokens) * (end - start) // (self._ends[after] - start)
+        return max(0, min(tokens + more, _MOST))
+
+    def packed(self, keys: Sequence[int], ends: Sequence[int], places: Sequence[int], turn: int) -> bytes:
+        """Units at these places."""
+        return b"".join([_packed(keys[at], self.at(ends[at]), turn) for at in places])
+
+
+if TYPE_CHECKING or not plane.IS_BUILT:
+    _Units = UncompiledUnits
+    TokenLine = UncompiledLine
+else:
+    _Units = plane.PackedUnits
+    TokenLine = plane.TokenLine
+
+
+class KeptUnits(_Units):
+    """Reads what `pack` has written, behind what the session has learnt.
+
+    Units come first, then cuts, the opener's before those of the newest message.
+    """
+
+    __slots__ = ()
+
+    @property
+    def reply(self) -> PrefixEnd | None:
+        return PrefixEnd(self.key(self.in_prompt)) if self.count > self.in_prompt else None
+
+    def last_cut(self, sizes: dict[int, int], beyond: int) -> Place | None:
+        """The last cut that is in a prompt, beyond so many bytes of it."""
+        found = [(sizes.get(self.key(place), 0), self.tokens(place)) for place in range(self.count, self.entries)]
+        return max((cut for cut in found if cut[0] > beyond), default=None)
 
     def under(self, head_mask: int) -> KeptUnits:
         """The units as they would be after another head, with the tokens that they have after theirs; without cuts."""
@@ -187,71 +249,54 @@ class KeptUnits:
     def cuts_of_opener(self) -> bytes:
         return self.slice(self.count + self.has_reply_alone, self.count + self.opener_cuts)
 
-    def slice(self, start: int, end: int) -> bytes:
-        return self._data[_HEAD_BYTES + start * _UNIT_BYTES : _HEAD_BYTES + end * _UNIT_BYTES]
-
 
 _EMPTY = _HEAD.pack(0, 0, 0, 0, 0, 0, 0, 0)
 NOTHING_LEARNT = LEARNT.pack(0.0, 0, 0, 0)
 NO_UNITS_KEPT = KeptUnits(NOTHING_LEARNT)
 
-unpacked = lru_cache(UNPACKED)(KeptUnits)  # the steps of a turn read the same units
-
 
 def pack(
-    before: KeptUnits, shared: int, sizes: Mapping[int, int], since: Place, chain: Chain, ended: EndedTurn
+    before: KeptUnits, shared: int, sizes: dict[int, int], since: Place, chain: Chain, turn: int, outcome: TurnOutcome
 ) -> bytes:
     """The units of a prompt and its reply. The first `shared` ones of `before` are the same, and stay as they are.
 
     Without what the session has learnt. sizes: bytes of the prompt at each key. since: the last place of it whose
     tokens were known before.
     """
-    if since[1] > ended.prompt_tokens:  # this history is rendered in fewer tokens than it was
+    prompt_tokens, is_blocks = outcome.prompt_tokens, chain.is_blocks
+    if since[1] > prompt_tokens:  # this history is rendered in fewer tokens than it was
         since = 0, 0
-    shared = before.within(since[1] or ended.prompt_tokens, shared)
-    while since[1] and shared and sizes[before.key(shared - 1)] > since[0]:
-        shared -= 1
-    start = (sizes[before.key(shared - 1)], before.tokens(shared - 1)) if shared else (0, 0)
-    line = _Line(start, since, (chain.size, ended.prompt_tokens))
+    shared, start = before.kept(shared, since, prompt_tokens, sizes)
+    line = TokenLine(start, since, (chain.size, prompt_tokens))
     places = _new_places(chain, start[0])
-    units = before.slice(0, shared) + _packed(chain.keys, chain.ends, places, line, ended.turn)
+    units = before.slice(0, shared) + line.packed(chain.keys, chain.ends, places, turn)
     if before.count and not shared:
         units = _with_turns(units, before)
-    if len(units) > KEPT * _UNIT.size:
+    if len(units) > _MOST_BYTES:
         every = [units[at : at + _UNIT.size] for at in range(0, len(units), _UNIT.size)]
         units = b"".join([every[place] for place in _thinned([_UNIT.unpack(one)[1] for one in every])])
-    in_prompt = len(units) // _UNIT.size
-    if ended.reply is not None and in_prompt and not chain.is_blocks:
-        units += _UNIT.pack(ended.reply.key, min(ended.reply_tokens, _MOST), _stamp(ended.turn + 1))
-    opener_cuts, newest = _cuts(chain, line, ended.turn)
+    in_prompt = count = len(units) // _UNIT.size
+    if outcome.reply_key is not None and in_prompt and not is_blocks:
+        units += _packed(outcome.reply_key.key, prompt_tokens + outcome.completion_tokens, turn + 1)
+        count += 1
+    opener_cuts, newest = _cuts(chain, line, turn)
     if before.opener < shared:
         opener, opener_cuts = before.opener, before.cuts_of_opener or opener_cuts
     else:
         opener = max(0, min(shared + _opener(chain, places), in_prompt - 1))
     head_tokens = before.head_tokens if shared else line.at(chain.ends[chain.marks.head])
-    if ended.reply_alone:
-        opener_cuts = _UNIT.pack(ended.reply_alone, min(head_tokens, _MOST), _stamp(ended.turn)) + opener_cuts
-    round_tokens, reasoned = _round(before, since, chain, ended, line)
-    flags = (reasoned and _REASONED) | (chain.is_blocks and _BLOCKS)
-    flags |= (ended.reasoned and _REPLY_REASONED) | (ended.reply_alone > 0 and _REPLY_ALONE)
-    counts = len(units) // _UNIT.size, in_prompt, opener, len(opener_cuts) // _UNIT.size
-    head = _HEAD.pack(min(round_tokens, _MOST), *counts, flags, chain.head_mask, min(head_tokens, _MOST))
+    if outcome.reply_alone:
+        opener_cuts = _packed(outcome.reply_alone, head_tokens, turn) + opener_cuts
+    round_tokens, reasoned = _round(before, since, chain, outcome, line)
+    flags = reasoned * _REASONED | is_blocks * _BLOCKS | outcome.reasoned * _REPLY_REASONED
+    flags |= (outcome.reply_alone > 0) * _REPLY_ALONE
+    cuts = len(opener_cuts) // _UNIT.size
+    head = _HEAD.pack(min(round_tokens, _MOST), count, in_prompt, opener, cuts, flags, chain.head_mask, head_tokens)
     return b"".join((head, units, opener_cuts, newest))
 
 
-class _Line:
-    """Tokens by bytes, between places where both are known."""
-
-    def __init__(self, *places: Place) -> None:
-        known = dict([(0, 0), *places])
-        self._ends, self._tokens = list(known), list(known.values())
-
-    def at(self, end: int) -> int:
-        after = min(bisect_left(self._ends, end), len(self._ends) - 1)
-        if end >= self._ends[after]:
-            return self._tokens[after]
-        start, tokens = self._ends[after - 1], self._tokens[after - 1]
-        return tokens + (self._tokens[after] - tokens) * (end - start) // (self._ends[after] - start)
+def _packed(key: int, tokens: int, turn: int) -> bytes:
+    return _UNIT.pack(key, min(tokens, _MOST), min(turn, _MOST_TURNS))
 
 
 def _new_places(chain: Chain, beyond: int) -> Sequence[int]:
@@ -259,15 +304,12 @@ def _new_places(chain: Chain, beyond: int) -> Sequence[int]:
     ends = chain.ends
     if chain.is_blocks:
         return [place for place in kept_blocks(ends) if ends[place] > beyond]
-    start = max(bisect_right(ends, beyond), chain.marks.head + 1 if chain.marks.head else 0)
+    start, head = bisect_right(ends, beyond), chain.marks.head
+    if head and start <= head:
+        start = head + 1
     if len(ends) - start <= KEPT:  # nearly always
         return range(start, len(ends))
     return [start + place for place in _thinned(ends[start:])]  # thinned, if it is a history that nobody has seen grow
-
-
-def _packed(keys: Sequence[int], ends: Sequence[int], places: Iterable[int], line: _Line, turn: int) -> bytes:
-    stamp, pack_one = _stamp(turn), _UNIT.pack
-    return b"".join([pack_one(keys[at], min(line.at(ends[at]), _MOST), stamp) for at in places])
 
 
 def _with_turns(units: bytes, before: KeptUnits) -> bytes:
@@ -302,7 +344,7 @@ def _opener(chain: Chain, places: Sequence[int]) -> int:
     return places.index(first_user) if first_user and first_user in places else 0
 
 
-def _cuts(chain: Chain, line: _Line, turn: int) -> tuple[bytes, bytes]:
+def _cuts(chain: Chain, line: TokenLine, turn: int) -> tuple[bytes, bytes]:
     """The cuts that were made of the opener, fine ones excepted, and those of the newest message."""
     known = () if chain.long_texts is None else chain.long_texts.known
     if not known:
@@ -314,20 +356,16 @@ def _cuts(chain: Chain, line: _Line, turn: int) -> tuple[bytes, bytes]:
     in_opener = range(long, bisect_right(sizes, ends[opener]))
     newest = bisect_right(sizes, ends[-2] if len(ends) > 1 else 0)
     in_newest = range(newest, len(sizes) if opener < len(ends) - 1 else long)
-    return _packed(keys, sizes, in_opener, line, turn), _packed(keys, sizes, in_newest, line, turn)
+    return line.packed(keys, sizes, in_opener, turn), line.packed(keys, sizes, in_newest, turn)
 
 
-def _round(before: KeptUnits, since: Place, chain: Chain, ended: EndedTurn, line: _Line) -> tuple[int, bool]:
+def _round(before: KeptUnits, since: Place, chain: Chain, outcome: TurnOutcome, line: TokenLine) -> tuple[int, bool]:
     """Tokens up to the newest message by the user, and whether a reply since then was reasoned."""
     last_user = chain.marks.last_user
     if not last_user:
         return 0, False
     if last_user == len(chain.keys) - 1:
-        return ended.prompt_tokens, ended.reasoned
+        return outcome.prompt_tokens, outcome.reasoned
     if before.round_tokens and chain.ends[last_user] <= since[0]:
-        return before.round_tokens, before.reasoned or ended.reasoned
-    return line.at(chain.ends[last_user]), ended.reasoned
-
-
-def _stamp(turn: int) -> int:
-    return min(turn, _MOST_TURNS)
+        return before.round_tokens, before.reasoned or outcome.reasoned
+    return line.at(chain.ends[last_user]), outcome.reasoned

@@ -21,13 +21,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import NamedTuple
 
 import msgspec
 
 from ..beliefs.held import Residency
 from ..fleet.worker import WorkerId
-from .kept_units import KeptUnits, Place
+from .kept_units import KeptUnits, Place, TurnOutcome
 from .prefix_chain import Chain, PrefixEnd
 from .prompt_head import common_head
 from .rendered_replies import Doubt
@@ -45,8 +44,14 @@ class MatchKind(StrEnum):
     LOST = "lost"
 
 
-class SessionMatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What `find` tells of a request: its session and turn, and what is known to be held of its prompt."""
+NEXT = MatchKind.NEXT  # named, as Python 3.11 takes 0.2 us to find a member of an enum
+
+
+class SessionMatch(msgspec.Struct, frozen=True, gc=False):
+    """What `find` tells of a request: its session and turn, and what is known to be held of its prompt.
+
+    No `gc`: it is in no reference cycle.
+    """
 
     session_id: str  # hexadecimal
     turn: int  # 1-based
@@ -54,9 +59,9 @@ class SessionMatch(msgspec.Struct, frozen=True, kw_only=True):
     held_tokens: int  # of the known prefix, the most that a worker holds of this prompt; 0 without one
     new_bytes: int  # of the prompt, beyond what those tokens count
     added: Mapping[int, int]  # the same by kind, see `text_kinds.added`
+    history: int  # histories under one id share `session_id`
     decode: Residency | None = None  # after the session's last turn
     output_tokens: float | None = None  # mean length of this session's answers
-    history: int  # histories under one id share `session_id`
     source: int | None = None  # the history that the prefix is of: this one, or what a branch leaves; None without one
     parent: int | None = None  # key of that history's newest prompt, as it was found
     affinity: WorkerId | None = None  # where to compute what nobody holds: the D of the session that the client names
@@ -64,26 +69,6 @@ class SessionMatch(msgspec.Struct, frozen=True, kw_only=True):
     common: Common | None = None  # with the source, as it was found
     ended_s: float | None = None  # its last answer, where this is the first request after it that goes on
     calls_tool: bool = False  # that answer
-
-
-class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a completed turn taught. A residency of None leaves the known one as it is."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int | None = None  # of the prompt, on a worker believed to hold its prefix; None: on no such worker
-    reply_key: PrefixEnd | None = None
-    response_id: str | None = None
-    decode: Residency | None = None
-    prefill: Residency | None = None
-    reasoned: bool = False  # the reply held reasoning
-    calls_tool: bool = False
-    reply_alone: int = 0  # see `text_cuts`
-
-    @property
-    def held_tokens(self) -> int:
-        """Of the prompt with its reply, as far as a next prompt that names it will surely hold it."""
-        return self.prompt_tokens if self.reasoned else self.prompt_tokens + self.completion_tokens
 
 
 class Common(msgspec.Struct, frozen=True, gc=False):
@@ -99,38 +84,39 @@ class Common(msgspec.Struct, frozen=True, gc=False):
     most_tokens: int = 0  # of that part, whichever of the two is first
 
     @property
-    def tokens(self) -> int:
-        return self.place[1]
+    def own_units(self) -> KeptUnits:
+        """The session's, after the head that it had."""
+        return self.session.units if self.has_other_head else self.units
 
     def doubt(self, chain: Chain) -> Doubt | None:
         """What the template may have left out of the newest reply, or of the round before the prompt's own."""
-        units, tokens = self.units, self.tokens
         if self.has_other_head:
             return None
+        units, (size, tokens) = self.units, self.place
         has_reply = units.in_prompt < self.shared
         before_reply = units.tokens(units.in_prompt - 1) if has_reply else tokens
         if units.reply_reasoned and not chain.marks.reasons:
             tokens = before_reply  # the client has left it out
-        round_is_over = chain.ends[chain.marks.last_user] > self.place[0]
+        round_is_over = chain.ends[chain.marks.last_user] > size
         if round_is_over and units.reasoned and 0 < units.round_tokens < tokens:
             return Doubt(units.round_tokens, tokens, is_reasoned=True, round_is_over=True)
         if not has_reply:
             return None
         return Doubt(before_reply, tokens, is_reasoned=units.reply_reasoned, round_is_over=round_is_over)
 
-    def up_to(self, tokens: int, sizes: Mapping[int, int]) -> Place:
+    def up_to(self, tokens: int, sizes: dict[int, int]) -> Place:
         """The last common unit within so many tokens, or `place` if that is."""
-        if tokens >= self.tokens:
+        if tokens >= self.place[1]:
             return self.place
         return self.units.place(self.units.within(tokens, self.shared), sizes) or (0, 0)
 
 
-def common(session: Session, chain: Chain, sizes: Mapping[int, int]) -> Common | None:
+def common(session: Session, chain: Chain, sizes: dict[int, int]) -> Common | None:
     """None if there is nothing. sizes: bytes of the prompt at each of its keys, and of its cuts."""
-    units = session.units
-    has_other_head = bool(units.count) and units.head_mask != chain.head_mask
+    units, head_mask = session.units, chain.head_mask
+    has_other_head = units.head_mask != head_mask and units.count > 0
     if has_other_head:
-        units = units.under(chain.head_mask)
+        units = units.under(head_mask)
     shared = units.shared(sizes)
     is_whole = 0 < units.in_prompt <= shared and not units.is_blocks
     place = units.place(shared, sizes)
@@ -142,7 +128,7 @@ def common(session: Session, chain: Chain, sizes: Mapping[int, int]) -> Common |
     most_tokens = 0
     if has_other_head and place is not None:
         place, most_tokens = _place_in_head(session, chain)
-    for prefix in session.prefixes():
+    for prefix in session.prefixes() if session.packed_prefixes else ():
         size = _reach(prefix, chain, sizes)
         if size is not None and (place is None or size >= place[0]):
             place, turn = (size, prefix.tokens), prefix.turn + 1
@@ -183,23 +169,23 @@ def judge(found: Common, prompt: Prompt, named: Session | None) -> tuple[MatchKi
     session, chain = found.session, prompt.chain
     may_grow = _may_grow(session, prompt, named)
     turn = found.turn
-    if found.is_whole and _is_newest(session, chain):
+    if found.is_whole and _is_newest(found, chain):
         if may_grow:
             return MatchKind.RETRY, session.turn
         turn = session.turn
     elif may_grow and (found.is_whole or _has_gone_on(found, chain)):
         if found.has_other_head and named is not session and found.most_tokens < LEAST_SHARED:
             return None
-        return MatchKind.NEXT, session.turn + 1
-    return None if turn == 1 and found.tokens < LEAST_SHARED else (MatchKind.BRANCH, turn)
+        return NEXT, session.turn + 1
+    return None if turn == 1 and found.place[1] < LEAST_SHARED else (MatchKind.BRANCH, turn)
 
 
-def _is_newest(session: Session, chain: Chain) -> bool:
+def _is_newest(found: Common, chain: Chain) -> bool:
     """Whether the prompt is the session's newest one again."""
-    key = session.units.newest_key
+    key = found.own_units.newest_key
     if key is not None:
         return key == chain.keys[-1] and not chain.tail
-    return newest_end(session, is_prompt=True) == chain.end()
+    return newest_end(found.session, is_prompt=True) == chain.end()
 
 
 def _may_grow(session: Session, prompt: Prompt, named: Session | None) -> bool:
@@ -232,23 +218,23 @@ def _place_in_head(session: Session, chain: Chain) -> tuple[Place, int]:
     return (least, head_tokens * least // head_size), head_tokens * most // head_size
 
 
-def _reach(prefix: KnownPrefix, chain: Chain, sizes: Mapping[int, int]) -> int | None:
+def _reach(prefix: KnownPrefix, chain: Chain, sizes: dict[int, int]) -> int | None:
     start = sizes.get(prefix.key)
     if start is None or not prefix.tail:
         return start
     return chain.reach(bisect_left(chain.ends, start), prefix.tail, prefix.check)
 
 
-def still_there(session: Session, match: SessionMatch, prompt: Prompt, outcome: TurnOutcome) -> bool:
-    """Whether the session is still as `find` saw it: another turn of it may have ended since."""
+def still_there(session: Session, units: KeptUnits, match: SessionMatch, prompt: Prompt, outcome: TurnOutcome) -> bool:
+    """Whether the session, with these units, is still as `find` saw it: another turn of it may have ended since."""
     if prompt.opener is not None:
         return match.turn >= session.turn
     if prompt.label is not None and session.label not in (None, prompt.label):
         return False  # it was given another name meanwhile
-    if match.kind is MatchKind.NEXT:
+    if match.kind is NEXT:
         if session.turn != match.turn - 1 or match.parent is None:
             return False
-        return newest_key(session, units_of(session, match.common)) == match.parent
+        return newest_key(session, units) == match.parent
     if match.kind is not MatchKind.RETRY or session.turn != match.turn:
         return False
     if newest_end(session, is_prompt=True) != prompt.chain.end():
@@ -261,7 +247,7 @@ def is_same(before: Residency | None, now: Residency | None) -> bool:
     return before is not None and now is not None and before.worker == now.worker
 
 
-class KnownPart(NamedTuple):
+class KnownPart(msgspec.Struct, frozen=True, gc=False):
     """Of a prompt."""
 
     session: Session | None = None  # that the known prefix is of
@@ -269,6 +255,7 @@ class KnownPart(NamedTuple):
     common: Common | None = None
     doubt: Doubt | None = None
     affinity: WorkerId | None = None
+    calls_tool: bool | None = None  # its session's last answer, where this is the first request after it that goes on
 
 
 def matched(
@@ -278,19 +265,26 @@ def matched(
     prompt: Prompt,
     known: KnownPart,
 ) -> SessionMatch:
-    return SessionMatch(
-        session_id=session.id if prompt.label is None else hexadecimal(prompt.label),
-        turn=turn,
-        kind=kind,
-        held_tokens=known.place[1],
-        new_bytes=prompt.chain.size - known.place[0],
-        added=added(prompt.chain, None if known.session is None else known.place[0]),
-        decode=session.decode_residency,
-        output_tokens=session.output_tokens,
-        history=session.history,
-        source=None if known.session is None else known.session.history,
-        parent=None if known.session is None else newest_key(known.session, units_of(known.session, known.common)),
-        affinity=known.affinity,
-        doubt=known.doubt,
-        common=known.common,
+    source, found, calls_tool = known.session, known.common, known.calls_tool
+    held_bytes, held_tokens = known.place
+    parent = covered = None
+    if source is not None:
+        parent, covered = newest_key(source, source.units if found is None else found.own_units), held_bytes
+    return SessionMatch(  # by position: msgspec takes 2 us to find 16 names
+        session.id if prompt.label is None else hexadecimal(prompt.label),
+        turn,
+        kind,
+        held_tokens,
+        prompt.chain.size - held_bytes,
+        added(prompt.chain, covered),
+        session.history,
+        session.decode_residency,
+        session.output_tokens,
+        None if source is None else source.history,
+        parent,
+        known.affinity,
+        known.doubt,
+        found,
+        None if calls_tool is None else session.seen_s,
+        calls_tool or False,
     )

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
-from .hasher import END, HEAD_BYTES, Hasher, encoded, finished, text_end
+from .hasher import HEAD_BYTES, Hasher, before_parts, encoded, finished, text_end
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -94,8 +94,7 @@ class UnitHash:
         """long_texts: notes the texts that can be cut; each is then added in one piece."""
         self._hasher = hasher
         self._long_texts = long_texts
-        self._state = hasher.start(b"U", previous)
-        self._state.update(b"".join((encoded(role), END, encoded(name), END, encoded(call_id), END)))
+        self._state = hasher.start(b"U", previous, before_parts(role, name, call_id))
         self._head_end = 0  # the size at which the head of the open text is full; 0: no text is open
         self._beyond: blake3 | None = None  # hash of what the open text has beyond its head
         self.size = UNIT_OVERHEAD_BYTES
@@ -150,11 +149,11 @@ class UnitHash:
 
     def _open_or_cross(self, data: bytes) -> None:
         before = self.size - len(data)  # `size` already counts `data`
+        start = b""
         if not self._head_end:
-            self._state.update(b"T")
-            self._head_end = before + HEAD_BYTES
+            start, self._head_end = b"T", before + HEAD_BYTES
         room = self._head_end - before
-        self._state.update(data[:room])
+        self._state.update(start + data[:room])
         if len(data) > room:
             rest = memoryview(data)[room:]
             self._beyond = self._hasher.beyond(rest)
@@ -223,19 +222,17 @@ class Chain(msgspec.Struct, frozen=True):
     is_blocks: bool = False  # it was hashed in blocks
     long_texts: LongTexts | None = None
     texts: tuple[TextOrKind, ...] = ()  # of the newest units
+    size: int = 0  # its bytes
+    head_mask: int = 0
+    """What tools and system change in each key after them, by XOR: without it, keys name the conversation alone."""
+
+    def __post_init__(self) -> None:
+        keys, head = self.keys, self.marks.head
+        force_setattr(self, "size", self.ends[-1] + len(self.tail))
+        force_setattr(self, "head_mask", keys[head] ^ keys[0] if head else 0)
 
     def __repr__(self) -> str:
         return f"Chain(keys={self.keys}, ends={self.ends})"  # without the prompt
-
-    @property
-    def size(self) -> int:
-        return self.ends[-1] + len(self.tail)
-
-    @property
-    def head_mask(self) -> int:
-        """What tools and system change in each key after them, by XOR: without it, keys name the conversation alone."""
-        keys, place = self.keys, self.marks.head
-        return keys[place] ^ keys[0] if place else 0
 
     def end(self) -> PrefixEnd:
         return self.resume().end() if self.tail else PrefixEnd(self.keys[-1])

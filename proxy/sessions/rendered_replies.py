@@ -29,7 +29,7 @@ Case = tuple[str, bool, bool]
 """A model, whether the reply was reasoned, and whether the user's next message has come since."""
 
 
-class Doubt(msgspec.Struct, frozen=True):
+class Doubt(msgspec.Struct, frozen=True, gc=False):
     """How much of a prompt is held, as the template keeps or drops a reply; the same where that is no question."""
 
     least_tokens: int  # up to the reply; after a reasoned round up to the end of the message that began it
@@ -70,13 +70,13 @@ class RenderedReplies:
 
     def keeps(self, model: str, doubt: Doubt) -> bool:
         unknown = 0 if doubt.is_reasoned else 1
-        return self._scores.get(_case(model, doubt), unknown) > 0
+        return self._scores.get((model, doubt.is_reasoned, doubt.round_is_over), unknown) > 0
 
     def learn(self, model: str, doubt: Doubt, prompt_tokens: int, cached_tokens: int | None) -> None:
         kept = keeps_reply(doubt, prompt_tokens, cached_tokens)
         if kept is None:
             return
-        case = _case(model, doubt)
+        case = model, doubt.is_reasoned, doubt.round_is_over
         before = self._scores.get(case, 0)
         score = max(-_MOST_SCORE, min(before + (1 if kept else -1), _MOST_SCORE))
         self.adopt(case, score)
@@ -93,7 +93,3 @@ class RenderedReplies:
     def scores(self) -> list[tuple[Case, int]]:
         """What `adopt` takes."""
         return list(self._scores.items())
-
-
-def _case(model: str, doubt: Doubt) -> Case:
-    return model, doubt.is_reasoned, doubt.round_is_over

@@ -8,7 +8,7 @@ session of ten turns may take 1,200 bytes, and a `Residency` or a `KnownPrefix` 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -18,9 +18,9 @@ from ..beliefs.beliefs import marks_of
 from ..beliefs.held import Mark, Residency
 from ..fleet.worker import WorkerId
 from .hasher import KEY_BITS, Hasher
-from .kept_units import LEARNT, NOTHING_LEARNT, KeptUnits, unpacked
+from .kept_units import LEARNT, NOTHING_LEARNT, KeptUnits
 from .prefix_chain import Chain, PrefixEnd
-from .text_cuts import unpack_points
+from .text_cuts import FIRST_LONG_BLOCK, unpack_points
 
 _PREFIX = struct.Struct("<QIIII??")
 _Learnt = tuple[float, int, int, int]
@@ -28,6 +28,7 @@ _Learnt = tuple[float, int, int, int]
 _AWAITED, _CALLS_TOOL = 1, 2  # flags: no turn has come since the last answer; that answer called a tool
 _FLAGS_AT = LEARNT.size - 1
 _MARK = struct.Struct("<QI")
+_HEXADECIMAL = f"%0{KEY_BITS // 4}x"
 _MESSAGES_MARKED = 16  # after tools: the first ones
 
 
@@ -115,7 +116,7 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
 
     @property
     def units(self) -> KeptUnits:
-        return unpacked(self.packed)
+        return KeptUnits(self.packed)
 
     @property
     def output_tokens(self) -> float | None:
@@ -169,8 +170,8 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
             flags = _AWAITED | _CALLS_TOOL if calls_tool else _AWAITED
         self.packed = LEARNT.pack(output_tokens or 0.0, decode_tokens, prefill_tokens, flags) + units
 
-    def keep_prefixes(self, prefixes: Iterable[KnownPrefix]) -> None:
-        self.packed_prefixes = b"".join([_PREFIX.pack(*astuple(prefix)) for prefix in prefixes])
+    def keep_prefixes(self, prefixes: Sequence[KnownPrefix]) -> None:
+        self.packed_prefixes = b"".join([_PREFIX.pack(*astuple(prefix)) for prefix in prefixes]) if prefixes else b""
 
     def awaited(self) -> bool | None:
         """Whether the answer before called a tool; None if its next turn is here already."""
@@ -179,14 +180,18 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
 
     def came_back(self) -> bool | None:
         """Its next turn is here. Whether the answer before called a tool; None if it has been here already."""
-        if (calls_tool := self.awaited()) is not None:
-            flags, packed = self.packed[LEARNT.size - 1] & ~_AWAITED, self.packed
-            self.packed = b"".join((packed[: LEARNT.size - 1], bytes((flags,)), packed[LEARNT.size :]))
-        return calls_tool
+        packed = self.packed
+        flags = packed[_FLAGS_AT]
+        if not flags & _AWAITED:
+            return None
+        self.packed = b"%b%c%b" % (packed[:_FLAGS_AT], flags & ~_AWAITED, packed[LEARNT.size :])
+        return flags & _CALLS_TOOL > 0
 
     @property
     def marks(self) -> list[Mark]:
         """Of its first prompt, shortest first: what its other turns add, few share."""
+        if not self.packed_marks:
+            return []
         return [Mark(*values) for values in _MARK.iter_unpack(self.packed_marks)]
 
     @marks.setter
@@ -204,12 +209,10 @@ def index_keys(session: Session, units: KeptUnits | None = None) -> set[int]:
 
     units: the session's, if they have been read.
     """
-    if len(session.packed_prefixes) % _PREFIX.size:
-        raise ValueError("a session has another layout")
-    if len(session.packed) == LEARNT.size and not session.packed_prefixes:
-        return set()
-    keys = (units or session.units).index_keys()
+    keys = (units or session.units).index_keys(FIRST_LONG_BLOCK)
     if session.packed_prefixes:
+        if len(session.packed_prefixes) % _PREFIX.size:
+            raise ValueError("a session has another layout")
         keys.update([prefix.key for prefix in session.prefixes()])
     return keys
 
@@ -225,7 +228,7 @@ def held_tokens(session: Session) -> int:
 
 def hexadecimal(key: int) -> str:
     """A key as clients and operators see it; its first digits are as random as its last."""
-    return f"{key:0{KEY_BITS // 4}x}"
+    return _HEXADECIMAL % key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,23 +17,21 @@ its own, as far as that has the same start.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import count
-
-from msgspec.structs import replace
 
 from ..beliefs.beliefs import Beliefs
 from ..errors import ConfigError
 from ..fleet.worker import WorkerId
 from ..runtime.replicated import Replicated
 from .hasher import KEY_BITS
-from .kept_units import NO_UNITS_KEPT, EndedTurn, KeptUnits, pack
+from .kept_units import NO_UNITS_KEPT, KeptUnits, TurnOutcome, pack
 from .matching import (
+    NEXT,
     Common,
     KnownPart,
     MatchKind,
     SessionMatch,
-    TurnOutcome,
     common,
     is_same,
     judge,
@@ -106,10 +104,7 @@ class SessionTable:
         if prompt.opener is not None:
             return self._match_by_count(prompt, named, now_s)
         match = self._match(prompt, named, now_s)
-        session = self._sessions.get(match.history)
-        if session is not None and match.kind is MatchKind.NEXT and (calls_tool := session.came_back()) is not None:
-            match = replace(match, ended_s=session.seen_s, calls_tool=calls_tool)
-        self._touch(session, now_s)
+        self._touch(self._sessions.get(match.history), now_s)
         return match
 
     def finish(self, match: SessionMatch, prompt: Prompt, outcome: TurnOutcome, now_s: float) -> None:
@@ -119,20 +114,22 @@ class SessionTable:
         if match.doubt is not None:
             cached = outcome.cached_tokens if is_same(match.decode, outcome.decode) else None
             self.rendered.learn(prompt.model, match.doubt, outcome.prompt_tokens, cached)
-        known = self._sessions.get(match.history)
-        session = known if known and still_there(known, match, prompt, outcome) else self._add(match, prompt)
-        kept = units_of(session, match.common)
-        before, head_mask = index_keys(session, kept), kept.head_mask
-        units = self._units(match, prompt, outcome)
+        session = known = self._sessions.get(match.history)
+        kept = NO_UNITS_KEPT if known is None else units_of(known, match.common)
+        if session is None or not still_there(session, kept, match, prompt, outcome):
+            session, kept = self._add(match, prompt), NO_UNITS_KEPT
+        source = None if match.source is None else self._sessions.get(match.source)
+        before, has_new_head = index_keys(session, kept), kept.head_mask != prompt.chain.head_mask
+        units = self._units(match, source, prompt, outcome)
         session.turn = match.turn
         output_tokens = decayed_mean(session.output_tokens, outcome.completion_tokens, _OUTPUT_DECAY)
         session.learn(output_tokens, outcome.decode, outcome.prefill, units, outcome.calls_tool)
         kept = session.units
-        session.keep_prefixes(self._prefixes(match, prompt, outcome, kept))
+        session.keep_prefixes(self._prefixes(match, source, prompt, outcome, kept))
         after = index_keys(session, kept)
+        new = after - before
         self._unlink(session, before - after)
-        self._index.update(dict.fromkeys(after - before, session))
-        has_new_head = head_mask != prompt.chain.head_mask
+        self._index.update(dict.fromkeys(new, session))
         if has_new_head:
             session.packed_head = head_points(prompt.chain)
         if session is not known or has_new_head:
@@ -143,7 +140,7 @@ class SessionTable:
         self._name(session, prompt.label)
         self._touch(session, now_s)
         if self.replicated is not None:
-            self.replicated.changed(session, prompt.label, after - before)
+            self.replicated.changed(session, prompt.label, new)
         self._expire(now_s)
 
     def adopt(self, theirs: Session, label: int | None, keys: Iterable[int]) -> None:
@@ -214,49 +211,58 @@ class SessionTable:
     # -- finding
 
     def _match(self, prompt: Prompt, named: Session | None, now_s: float) -> SessionMatch:
-        sizes = dict(zip(prompt.chain.keys, prompt.chain.ends, strict=True))
+        chain = prompt.chain
+        sizes = dict(zip(chain.keys, chain.ends, strict=True))
         best = self._most_in_common(prompt, named, sizes, now_s)
-        if (best is None or not best[0].is_whole or best[0].has_other_head) and (cuts := cuts_of(prompt.chain)):
+        if (best is None or not best[0].is_whole or best[0].has_other_head) and (cuts := cuts_of(chain)):
             sizes.update(cuts)
             best = self._most_in_common(prompt, named, sizes, now_s)
         if best is None:
             lost = named is not None or prompt.previous_response_id is not None
             return self._unmatched(MatchKind.LOST if lost else MatchKind.FIRST, prompt, named)
         found, kind, turn = best
-        session, doubt = found.session, found.doubt(prompt.chain)
-        place = found.up_to(self.rendered.held(prompt.model, doubt, found.tokens), sizes)
-        if kind is MatchKind.BRANCH:
+        session, doubt, calls_tool = found.session, found.doubt(chain), None
+        place = found.up_to(self.rendered.held(prompt.model, doubt, found.place[1]), sizes)
+        if kind is NEXT:
+            calls_tool = session.came_back()
+        elif kind is MatchKind.BRANCH:
             session = Session(self._new_history(prompt), prompt.label)
             # At the first turn any worker that shares the prefix will do, and the policy balances them.
             session.learn(*(found.session.learnt() if turn > 1 else (found.session.output_tokens, None, None)))
-        return matched(kind, session, turn, prompt, KnownPart(found.session, place, found, doubt))
+        return matched(kind, session, turn, prompt, KnownPart(found.session, place, found, doubt, None, calls_tool))
 
     def _most_in_common(
-        self, prompt: Prompt, named: Session | None, sizes: Mapping[int, int], now_s: float
+        self, prompt: Prompt, named: Session | None, sizes: dict[int, int], now_s: float
     ) -> _Judged | None:
         """The session with the most, and what the request is to it.
 
         Of equal ones a session that goes on counts before a branch, the named one before others, and then the one that
         was found by the longest prefix. A session that another name has does not keep the client's own from going on.
         """
+        judged: list[_Judged] = []
+        for session in self._candidates(prompt.chain, named, sizes, now_s):
+            found = common(session, prompt.chain, sizes)
+            if found is not None and (verdict := judge(found, prompt, named)) is not None:
+                kind, turn = verdict
+                judged.append((found, kind, turn))
+        if len(judged) < 2:  # nearly always
+            return judged[0] if judged else None
         best: _Judged | None = None
         own: _Judged | None = None
         most = -1, False
-        for session in self._candidates(prompt.chain, named, sizes, now_s):
-            found = common(session, prompt.chain, sizes)
-            if found is None or (verdict := judge(found, prompt, named)) is None:
-                continue
-            goes_on = verdict[0] is not MatchKind.BRANCH
-            if goes_on and session.label == prompt.label and (own is None or found.place > own[0].place):
-                own = found, *verdict
+        for one in judged:
+            found, kind, _ = one
+            goes_on = kind is not MatchKind.BRANCH
+            if goes_on and found.session.label == prompt.label and (own is None or found.place > own[0].place):
+                own = one
             if (rank := (found.place[0], goes_on)) > most:
-                best, most = (found, *verdict), rank
+                best, most = one, rank
         if best is not None and own is not None and prompt.label is not None and best[0].session.label != prompt.label:
             return own
         return best
 
     def _candidates(
-        self, chain: Chain, named: Session | None, sizes: Mapping[int, int], now_s: float
+        self, chain: Chain, named: Session | None, sizes: dict[int, int], now_s: float
     ) -> Iterable[Session]:
         index, last_reply = self._index, chain.marks.last_reply
         known = index.keys() & sizes.keys()
@@ -302,10 +308,9 @@ class SessionTable:
 
     # -- keeping
 
-    def _units(self, match: SessionMatch, prompt: Prompt, outcome: TurnOutcome) -> bytes:
+    def _units(self, match: SessionMatch, source: Session | None, prompt: Prompt, outcome: TurnOutcome) -> bytes:
         """What the session keeps of its newest prompt and the reply."""
         chain = prompt.chain
-        source = None if match.source is None else self._sessions.get(match.source)
         sizes = dict(zip(chain.keys, chain.ends, strict=True))
         if chain.long_texts is not None:
             sizes.update(chain.long_texts.known)
@@ -318,28 +323,24 @@ class SessionTable:
         before, shared, place = NO_UNITS_KEPT, 0, (0, 0)
         if found is not None:
             before, shared = found.units, 0 if found.has_other_head else found.shared
-            place = found.up_to(self.rendered.held(prompt.model, doubt, found.tokens), sizes)
-        whole = outcome.prompt_tokens + outcome.completion_tokens
-        ended = EndedTurn(
-            match.turn, outcome.prompt_tokens, outcome.reply_key, whole, outcome.reasoned, outcome.reply_alone
-        )
-        return pack(before, shared, sizes, place, chain, ended)
+            place = found.up_to(self.rendered.held(prompt.model, doubt, found.place[1]), sizes)
+        return pack(before, shared, sizes, place, chain, match.turn, outcome)
 
     def _prefixes(
-        self, match: SessionMatch, prompt: Prompt, outcome: TurnOutcome, kept: KeptUnits
+        self, match: SessionMatch, source: Session | None, prompt: Prompt, outcome: TurnOutcome, kept: KeptUnits
     ) -> list[KnownPrefix]:
         """Ends of its newest prompt and the reply that no unit names."""
-        chain, held, prefixes = prompt.chain, outcome.held_tokens, list[KnownPrefix]()
-        source = None if match.source is None else self._sessions.get(match.source)
-        if source is not None:  # the stored response that the prompt continues
+        prefixes: list[KnownPrefix] = []
+        chain = prompt.chain
+        if source is not None and source.packed_prefixes:  # the stored response that the prompt continues
             prefixes += [one for one in source.prefixes() if one.is_stored and one.key == chain.keys[0]]
         if (kept.is_blocks or not kept.count) and chain.size > 0:
             prefixes.append(KnownPrefix.at(chain.end(), match.turn, outcome.prompt_tokens, is_prompt=True))
             if outcome.reply_key is not None:
-                prefixes.append(KnownPrefix.at(outcome.reply_key, match.turn, held))
+                prefixes.append(KnownPrefix.at(outcome.reply_key, match.turn, outcome.held_tokens))
         if outcome.response_id is not None and prompt.response_scope is not None:
             stored = PrefixEnd(response_key(chain.hasher, prompt.response_scope, outcome.response_id))
-            prefixes.append(KnownPrefix.at(stored, match.turn, held, is_stored=True))
+            prefixes.append(KnownPrefix.at(stored, match.turn, outcome.held_tokens, is_stored=True))
         return prefixes
 
     def _add(self, match: SessionMatch, prompt: Prompt) -> Session:

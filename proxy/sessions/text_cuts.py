@@ -177,7 +177,8 @@ def head_cuts(hasher: Hasher, seed: int, role: bytes, text: bytes) -> list[Cut]:
     last = (len(text) - 1) // _END_GRAIN
     offsets = {(last - gap) * _END_GRAIN for gap in _END_GAPS}
     offsets.update(_OF_HEADS[: bisect_left(_OF_HEADS, len(text))])
-    state, at, cuts = hasher.start(b"H", seed), 0, list[Cut]()
+    cuts: list[Cut] = []
+    state, at = hasher.start(b"H", seed), 0
     state.update(role + END)
     view = memoryview(text)
     for offset in sorted(offsets):
@@ -222,7 +223,8 @@ def cuts_of(chain: Chain) -> Sequence[Cut]:
 
 
 def _cuts(hasher: Hasher, head: _Hash, beyond: bytes | memoryview, start: int) -> list[Cut]:
-    hashed, at, cuts = hasher.beyond(b""), 0, list[Cut]()
+    cuts: list[Cut] = []
+    hashed, at = hasher.beyond(b""), 0
     for offset in _OFFSETS[: bisect_left(_OFFSETS, len(beyond))]:
         hashed.update(beyond[at:offset])
         at = offset
@@ -238,7 +240,8 @@ def _fine_cuts(hasher: Hasher, of: UnitText) -> list[Cut]:
     offsets = _BELOW_LONG[: bisect_left(_BELOW_LONG, len(data))]
     if not offsets:
         return []
-    state, at, cuts = hasher.start(b"N", of.previous), 0, list[Cut]()
+    cuts: list[Cut] = []
+    state, at = hasher.start(b"N", of.previous), 0
     state.update(b"".join((encoded(of.role), END, encoded(of.name), END)))
     for offset in offsets:
         state.update(data[at:offset])

@@ -80,9 +80,10 @@ def sample(text: str | bytes | memoryview | None) -> bytes | None:
         return None
     if len(text) > 2 * _SAMPLE:
         middle = len(text) // 2
-        first, second = text[:_SAMPLE], text[middle : middle + _SAMPLE]
-        return _utf8(first) + _utf8(second)
-    return _utf8(text)
+        if not isinstance(text, str):
+            return b"".join((text[:_SAMPLE], text[middle : middle + _SAMPLE]))
+        text = text[:_SAMPLE] + text[middle : middle + _SAMPLE]
+    return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else bytes(text)
 
 
 def text_kind(sampled: bytes | None) -> int:
@@ -112,21 +113,21 @@ def added(chain: Chain, covered: int | None) -> Mapping[int, int]:
     """
     found: dict[int, int] = {Kind.START: 1} if covered is None else {}
     covered = covered or 0
-    ends, unread = chain.ends, len(chain.ends) - len(chain.texts)
+    ends, texts = chain.ends, chain.texts
     if chain.data:
         kind = text_kind(sample(memoryview(chain.data)[covered:])) if chain.is_text else Kind.TOKEN_IDS
         found[kind] = chain.size - covered
         return found
-    first = bisect_right(ends, covered)
-    head = chain.marks.head if chain.marks.tools else -1
-    if first <= head:
+    first, count = bisect_right(ends, covered), len(ends)
+    unread = count - len(texts)
+    if chain.marks.tools and first <= (head := chain.marks.head):
         found[Kind.HEAD], covered, first = ends[head] - covered, ends[head], head + 1
-    found[Kind.UNITS] = len(ends) - first
+    found[Kind.UNITS] = count - first
     if first < unread:
         found[Kind.UNREAD] = max(0, ends[unread - 1] - covered - UNIT_OVERHEAD_BYTES * (unread - first))
         covered, first = ends[unread - 1], unread
-    for at in range(first, len(ends)):
-        kind = kind_of(chain.texts[at - unread])
+    for at in range(first, count):
+        kind = kind_of(texts[at - unread])
         found[kind] = found.get(kind, 0) + max(0, ends[at] - covered - UNIT_OVERHEAD_BYTES)
         covered = ends[at]
     return found
@@ -137,7 +138,3 @@ def _of_three_bytes(sampled: bytes) -> int:
     if sampled.count(b"\xe3") > third:  # begins kana, and Chinese marks
         return Kind.KANA
     return Kind.HANGUL if len(sampled) - len(sampled.translate(None, _HANGUL)) > third else Kind.THREE_BYTES
-
-
-def _utf8(text: str | bytes | memoryview) -> bytes:
-    return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else bytes(text)

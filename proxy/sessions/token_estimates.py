@@ -39,8 +39,10 @@ class _Model:
     output_tokens: float | None = None
 
     def expected(self, added: Mapping[int, int]) -> float:
-        means = self.means
-        return sum([means[kind] * amount for kind, amount in added.items()])
+        means, expected = self.means, 0.0
+        for kind, amount in added.items():
+            expected += means[kind] * amount
+        return expected
 
     def learn(self, added: Mapping[int, int], tokens: int) -> None:
         """One step of a Kalman filter whose covariances are left out."""

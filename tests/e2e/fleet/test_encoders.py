@@ -302,6 +302,36 @@ async def test_auto_encodes_where_the_worker_has_neither_the_embedding_nor_the_t
         assert await decisions(fleet, later) == ["image: prefix", "image: encoded"]
 
 
+@pytest.mark.parametrize("head", [{}, {"instructions": "be brief"}, "system"], ids=["none", "instructions", "item"])
+async def test_what_lies_in_a_prefix_is_known_of_responses_too(head: dict[str, str] | str) -> None:
+    """By items: reasoning has no KV of its own, and the first one may be the system's text."""
+    async with Fleet.of("E1 R1") as fleet:
+        for text in range(20):  # most turns are text
+            await fleet.conversation().say(f"hi {text}")
+        history: list[dict[str, Any]] = [{"role": "system", "content": "be brief"}] if head == "system" else []
+        members = {"model": "sim", "store": False, **(head if isinstance(head, dict) else {})}
+
+        async def say(url: str) -> list[str]:
+            part = {"type": "input_image", "image_url": url}
+            history.append({"role": "user", "content": [{"type": "input_text", "text": "what is this?"}, part]})
+            turn = await fleet.post("/v1/responses", {**members, "input": history})
+            assert turn.status == 200, turn.body
+            history.append({"type": "reasoning", "id": "r", "summary": []})
+            history.extend(each for each in turn.body["output"] if each["type"] == "message")
+            return await decisions(fleet, turn)
+
+        async def others(first: int) -> None:
+            """They take the place of all embeddings that R has, and of no KV."""
+            parts: list[Any] = [part for seed in range(first, first + 7) for part in asks(picture(seed))]
+            await fleet.chat([{"role": "user", "content": parts}])
+
+        assert await say(picture(1)) == ["image: encoded"]
+        await others(10)
+        assert await say(picture(2)) == ["image: prefix", "image: encoded"]
+        await others(20)
+        assert await say(picture(3)) == ["image: prefix", "image: prefix", "image: encoded"]
+
+
 async def test_no_client_learns_where_encoders_are() -> None:
     """An engine that cannot load an embedding may say from whom."""
 

@@ -154,6 +154,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
     @property
     def encoder_turn(self) -> EncoderTurn:
         """Of a prompt with media."""
+        prediction = self.decision.prediction if self.request.stream else None  # else no first token is seen
         return EncoderTurn(
             request=self.request,
             consumer=self.computes,
@@ -163,6 +164,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
             started_s=self.started_s,
             is_first=self.receipt.encoder is None,
             named=self.encoders,
+            predicted_s=None if prediction is None else prediction.ttft_s,
         )
 
     @property

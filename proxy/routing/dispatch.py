@@ -117,6 +117,8 @@ class Dispatcher:
     async def _encode(self, attempt: Attempt) -> None:
         attempt.encoded = encoded = await self._encoders.encode(attempt.encoder_turn)
         attempt.receipt.note_encoders(encoded.record)
+        if encoded.is_late and attempt.foreseen is not None:
+            attempt.foreseen = attempt.foreseen.without_ttft
 
     def _fields(self, attempt: Attempt, worker: Worker) -> Fields:
         """The request's members. A name of the session in them would count before the one in the head."""

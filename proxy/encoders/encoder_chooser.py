@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -193,9 +193,10 @@ class EncoderChooser:
         """Its turns are gone."""
         self._elsewhere.pop(process, None)
 
-    def embeddings(self) -> list[Embeddings]:
+    def embeddings(self) -> Iterator[Embeddings]:
         """All that is known, for a process that has just started."""
-        return [*self._on_encoders.all(), *self._on_others.all()]
+        yield from self._on_encoders.all()
+        yield from self._on_others.all()
 
     def to_encode(self) -> list[ItemsToEncode]:
         """For turns of this process."""

@@ -92,8 +92,9 @@ class Attempt:
         self._touches.sent()
 
     def has_media(self, on_computed: Callable[[bool], None], *, is_late: bool) -> None:
-        """is_late: the first token waits until some are encoded."""
+        """Encoders are done. is_late: the first token waits until the worker has encoded some."""
         self._on_computed = on_computed
+        self._asked_s = self._books.timeline.now_s
         if is_late and self._foreseen is not None:
             self._foreseen = self._foreseen.without_ttft
 

@@ -16,7 +16,6 @@ from ppd.proxy.encoders.choosing import (
     EncoderRules,
     ItemDecision,
     choose,
-    is_waited_for,
     left_to_worker,
 )
 from ppd.proxy.encoders.item_times import ItemTimes, tells
@@ -67,7 +66,7 @@ class Encoding:
     ) -> None:
         """Calls `go` once all of a turn's encoders are done.
 
-        It gets what is to be told when the prompt is computed, and whether its first token waits for media.
+        It gets what is to be told when the prompt is computed, and whether the worker encodes some of the media.
 
         held_tokens: of the prompt, whose KV the worker that computes it is believed to hold; on: that worker;
         predicted_s: by the laws, until the first token.
@@ -78,7 +77,7 @@ class Encoding:
             return
         now_s = self._timeline.now_s
         choices = self._choices(media, held_tokens, consumer)
-        left, is_late = len(choices.batches), is_waited_for(choices.decisions)
+        left, is_late = len(choices.batches), left_to_worker(choices.decisions) > 0
         computed = self._until_computed(items, consumer, choices.decisions, predicted_s)
 
         def encoded(view: WorkerView, batch: list[MediaItem], queued: int) -> None:

@@ -55,11 +55,6 @@ def left_to_worker(decisions: Mapping[str, ItemDecision]) -> int:
     return sum(decision not in SPARED for decision in decisions.values())
 
 
-def is_waited_for(decisions: Mapping[str, ItemDecision]) -> bool:
-    """Whether some item is encoded, on E or by the worker, before the turn's first token."""
-    return any(decision not in (ItemDecision.HELD, ItemDecision.PREFIX) for decision in decisions.values())
-
-
 class ItemSeconds(msgspec.Struct, frozen=True):
     """To encode one item. None: not known."""
 

@@ -22,7 +22,7 @@ from ..telemetry.receipts import EncoderLegRecord, EncoderRecord
 from ..upstream.call import Call, Timeouts
 from ..upstream.client import Upstream
 from .answers import EncodedItems, leg_body, read_answer
-from .choosing import ItemDecision, is_waited_for
+from .choosing import ItemDecision, left_to_worker
 from .encoder_chooser import EncoderChooser, EncoderTurn, as_text
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class EncodedTurn(msgspec.Struct):
 
     items: EncodedItems = EncodedItems()
     record: EncoderRecord | None = None  # None: the fleet has no encoder
-    is_late: bool = False  # its first token waits until media are encoded
+    is_late: bool = False  # its first token waits until its worker has encoded some of them
     on_computed: Callable[[bool], None] | None = None
 
     def computed(self, *, well: bool) -> None:
@@ -82,7 +82,7 @@ class EncoderLegs:
         return EncodedTurn(
             found,
             record,
-            is_late=is_waited_for(decisions),
+            is_late=left_to_worker(decisions) > 0,
             on_computed=self._chooser.until_computed(turn, decisions, turn.predicted_s),
         )
 

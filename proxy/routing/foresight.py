@@ -28,7 +28,7 @@ class Foreseen(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def without_ttft(self) -> Foreseen:
-        """Of a turn whose first token waits for more than its prompt."""
+        """Of a turn whose first token waits for more than was foreseen."""
         times = self.times
         return replace(
             self,

@@ -17,7 +17,7 @@ from ppd.proxy.encoders.choosing import (
     NamedEncoders,
     as_named,
     choose,
-    is_waited_for,
+    left_to_worker,
 )
 from ppd.proxy.fleet.view import Others, WorkerView
 from ppd.proxy.fleet.worker import Role, Worker
@@ -137,10 +137,10 @@ def test_an_item_that_takes_as_long_here_as_there_is_as_one_of_unknown_time(
     assert by_seconds == by_count
 
 
-@pytest.mark.parametrize("decision", ItemDecision)
-def test_a_first_token_waits_for_items_that_are_encoded(decision: ItemDecision) -> None:
-    waits = decision not in (ItemDecision.HELD, ItemDecision.PREFIX)
-    assert is_waited_for({"a": ItemDecision.HELD, "b": decision}) is waits
+def test_the_worker_encodes_what_neither_it_has_nor_e_has_encoded() -> None:
+    spared = {ItemDecision.ENCODED, ItemDecision.HELD, ItemDecision.PREFIX}
+    for decision in ItemDecision:
+        assert left_to_worker({"a": ItemDecision.HELD, "b": decision}) == (decision not in spared)
 
 
 def test_items_spread_over_encoders_by_what_they_have_and_do() -> None:

@@ -129,7 +129,7 @@ def test_seconds_are_compared_where_both_are_known(case: str) -> None:
 def test_an_item_that_takes_as_long_here_as_there_is_as_one_of_unknown_time(
     requests: int, beside: int, encoding: int, share: float
 ) -> None:
-    state = {"beside": beside, "encoding": encoding, "media_share": share}
+    state: dict[str, Any] = {"beside": beside, "encoding": encoding, "media_share": share}
     by_seconds, by_count = (
         chosen([A, B], encoder("E1", requests), seconds=seconds, **state).decisions
         for seconds in (ItemSeconds(0.25, 0.25), ItemSeconds())

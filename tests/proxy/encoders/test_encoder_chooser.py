@@ -133,7 +133,7 @@ def test_what_a_worker_knows_by_no_name_is_not_held_by_it(state: State, clock: F
     assert decisions(state, chat) == [ItemDecision.ENCODED]
 
 
-def timed(state: State, model: str = "m") -> tuple[float | None, float | None]:
+def timed(state: State, model: str = "m") -> tuple[Any, Any]:
     seconds = state.encoders.seconds(model)
     return seconds.on_encoder, seconds.in_place
 

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from ppd.proxy.config import EncoderUse, Mode
 from ppd.proxy.fleet.worker import Role, Source
+from ppd.proxy.laws.corrections import Figure
 from ppd.servers.fleet.ports import free_ports
 from ppd.servers.fleet.process import EngineProcess
 from ppd.servers.sim.core.fault_orders import Faults
@@ -330,6 +331,41 @@ async def test_what_lies_in_a_prefix_is_known_of_responses_too(head: dict[str, s
         assert await say(picture(2)) == ["image: prefix", "image: encoded"]
         await others(20)
         assert await say(picture(3)) == ["image: prefix", "image: prefix", "image: encoded"]
+
+
+@pytest.mark.slow
+async def test_receipts_have_what_an_item_takes_at_an_encoder_and_in_place() -> None:
+    """In a mode that predicts times: from E's own legs, and from first tokens that came later than predicted."""
+    slow = {"time_scale": 1.0, "encoder_item_s": 0.1}
+    async with Fleet.of("E1 R1", engine=slow, mode=Mode.SLO, profile="h100-llama-3.1-8b") as fleet:
+
+        async def asked(seed: int) -> dict[str, Any]:
+            messages = [{"role": "user", "content": asks(picture(seed))}]
+            body = {"model": "sim", "messages": messages, "max_tokens": 2, "stream": True}
+            async with fleet.session.post(f"{fleet.base_url}/v1/chat/completions", json=body) as answer:
+                assert answer.status == 200, await answer.text()
+                await answer.read()
+            _, receipt = await fleet.admin("GET", f"/requests/{answer.headers['X-Request-Id']}")
+            assert isinstance(receipt, dict)
+            return receipt
+
+        receipts = [await asked(0)]
+        # All turns have images: of three at once one is encoded in place, and others meanwhile at E.
+        for number in range(12):
+            receipts += await asyncio.gather(*(asked(1 + 3 * number + one) for one in range(3)))
+        first, last = receipts[0]["encoder"], (await asked(99))["encoder"]
+        assert (first["on_encoder_s"], first["in_place_s"]) == (None, None)
+        assert 0.1 <= last["on_encoder_s"] < 0.3
+        assert 0.05 < last["in_place_s"] < 0.3
+        # Neither is part of what corrects the laws, or nothing would be left that comes late.
+        at_encoder = [each for each in receipts if each["encoder"]["items"] == ["image: encoded"]]
+        state = fleet.proxy.state
+        (replica,) = (view for view in state.registry.views() if view.role is Role.REPLICA)
+        assert 0 < state.laws.shown(replica)[Figure.TTFT].turns <= len(at_encoder) < len(receipts)
+        for each in at_encoder:
+            since_s = each["encoder"]["began_s"] + each["encoder"]["waited_s"]
+            measured_s = each["predicted_ttft_s"] * (1 + each["ttft_error"])
+            assert measured_s == pytest.approx(each["ttft_s"] - since_s, abs=0.05)
 
 
 async def test_no_client_learns_where_encoders_are() -> None:

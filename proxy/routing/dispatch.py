@@ -176,7 +176,6 @@ class Dispatcher:
         attempt.handoff = untold = Handoff.untold(pair)
         to_p = connector.prefill_leg(endpoint, self._fields(attempt, pair.prefill), pair, attempt.leg_id("p"))
         to_d = connector.decode_leg(endpoint, self._fields(attempt, pair.decode), pair, attempt.leg_id("d"), None)
-
         waits = connector.order is LegOrder.D_FIRST
 
         async def prefilled() -> None:

@@ -2,6 +2,7 @@
 
     python -m benchmarks.encoders                              # 2R and 1P_2D, each without and with one E: 14 minutes
     python -m benchmarks.encoders --fleet 2R --workload 10th --encoder always
+    python -m benchmarks.encoders --by-laws                    # in mode slo, in which `auto` compares seconds
 
 Simulated engines in real time, each a process of its own, behind the proxy. Each workload is played by the load
 generator of `ppd bench`, with the same arrivals and prompts on a fleet and on the fleet with an E beside it.

@@ -94,7 +94,7 @@ class TwoLegs(Generic[T]):
         self.state = LegsState.BOTH
         self._told: Callable[[BaseException | None], None] | None = None
         self._error: BaseException | None = None
-        self._is_known: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # what `answer` comes to
+        self._known: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # what `answer` comes to
         early = asyncio.create_task(decode) if decode_first else None  # tasks begin in the order in which they are made
         self._prefill = asyncio.create_task(prefill)
         self._decode = early or asyncio.create_task(decode)
@@ -108,7 +108,7 @@ class TwoLegs(Generic[T]):
         """
         legs = (self._prefill, self._decode)
         try:
-            await self._is_known
+            await self._known
         except BaseException:
             self.close()
             await asyncio.wait(legs)
@@ -152,8 +152,8 @@ class TwoLegs(Generic[T]):
             self._take(LegsEvent.PREFILLED if of_prefill is None else LegsEvent.PREFILL_FAILED, of_prefill)
         if of_decode is not None and self.state in _AWAITED:
             self._take(LegsEvent.DECODE_FAILED, of_decode)
-        if self.state not in _AWAITED and not self._is_known.done():
-            self._is_known.set_result(None)
+        if self.state not in _AWAITED and not self._known.done():
+            self._known.set_result(None)
 
     def _take(self, event: LegsEvent, error: BaseException | None = None) -> None:
         self.state, actions = MOVES[self.state, event]

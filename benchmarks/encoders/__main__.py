@@ -2,6 +2,7 @@
 
     python -m benchmarks.encoders                              # 2R and 1P_2D, each without and with one E: 14 minutes
     python -m benchmarks.encoders --fleet 2R --workload 10th --encoder always
+    python -m benchmarks.encoders --by-laws                    # in mode slo, in which `auto` compares seconds
 
 Simulated engines in real time, each a process of its own, behind the proxy. Each workload is played by the load
 generator of `ppd bench`, with the same arrivals and prompts on a fleet and on the fleet with an E beside it.
@@ -31,6 +32,7 @@ from ppd.servers.fleet.topology import Topology
 from .report import EncoderComparison, markdown
 
 FLEETS = ("2R", "1P_2D")
+PROFILE = "h100-llama-3.1-8b"
 READY_S = 60.0
 SHAPES = {
     "text only": ConversationShape(first=(256, 32), later=(64, 32), turns=2, think_s=0.5),
@@ -49,6 +51,7 @@ class EncoderTrial:
     encoder: str
     seed: int
     workload: str  # part of its name; empty: all
+    by_laws: bool  # the proxy predicts times, and so learns what an item takes in place
     slowness: float  # of engines and clients; figures are shown as of engines that are as fast as their profile
 
     def engine_args(self) -> tuple[str, ...]:
@@ -68,7 +71,8 @@ async def played(topology: Topology, shape: ConversationShape, trial: EncoderTri
     port, heartbeat_port = free_ports(2)
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "ppd.toml"
-        config.write_text(f'encoder = "{trial.encoder}"\n')
+        laws = f'mode = "slo"\nprofile = "{PROFILE}"\n' if trial.by_laws else ""
+        config.write_text(f'{laws}encoder = "{trial.encoder}"\n')
         spec = FleetSpec(
             engine="sim",
             workers=topology.by_role,
@@ -124,6 +128,7 @@ def main() -> None:
     parser.add_argument("--qps", type=float, default=8.0, help="conversations a second")
     parser.add_argument("--item-s", type=float, default=0.15, help="that an engine takes to encode an image")
     parser.add_argument("--encoder", default="auto", help="the proxy's setting")
+    parser.add_argument("--by-laws", action="store_true", help="in mode slo, in which seconds are compared for `auto`")
     parser.add_argument("--slowness", type=float, default=3.0, help="so that this machine's own work weighs less")
     parser.add_argument("--workload", default="", help="those alone with this in their names")
     parser.add_argument("--seed", type=int, default=0)
@@ -135,6 +140,7 @@ def main() -> None:
         encoder=args.encoder,
         seed=args.seed,
         workload=args.workload,
+        by_laws=args.by_laws,
         slowness=args.slowness,
     )
     print(markdown(asyncio.run(compare(args.fleet or FLEETS, trial))))

@@ -82,7 +82,7 @@ class Attempt:
         self.reach_tokens = 0 if source is None else held + decision.fetched_tokens
         self._foreseen = None if books.laws is None else foresee(decision, turn, books.laws, None)
         self._cached_on_prefill: int | None = None
-        self.on_computed: Callable[[bool], None] = lambda well: None  # the prompt; its media no longer wait
+        self._on_computed: Callable[[bool], None] = lambda well: None  # the prompt; its media no longer wait
         self._asked_s = self._first_s = books.timeline.now_s
         caches = TurnCaches(decode, prefill, None if source is None else source.id, self.reach_tokens)
         self._touches = TurnTouches(books.beliefs, entry, turn.held, turn.prompt_tokens, caches)
@@ -91,9 +91,15 @@ class Attempt:
         self._booking.reserve(self._books.timeline.now_s)
         self._touches.sent()
 
+    def has_media(self, on_computed: Callable[[bool], None], *, is_late: bool) -> None:
+        """Encoders are done. is_late: the first token waits until the worker has encoded some."""
+        self._on_computed = on_computed
+        self._asked_s = self._books.timeline.now_s
+        if is_late and self._foreseen is not None:
+            self._foreseen = self._foreseen.without_ttft
+
     def prefilled(self, cached_tokens: int) -> None:
         self._booking.free_prefill(self._books.timeline.now_s)
-        self.on_computed(True)
         self._touches.prefilled(cached_tokens)
         self._cached_on_prefill = cached_tokens
 
@@ -101,7 +107,7 @@ class Attempt:
         self._first_s = self._books.timeline.now_s
         self._booking.computed(self._books.timeline.now_s)
         self._touches.answering()
-        self.on_computed(True)
+        self._on_computed(True)
 
     def completed(self, prompt: int, output: int, cached: int) -> None:
         match, books, residency = self._waiting.match, self._books, self._books.beliefs.residency
@@ -139,6 +145,6 @@ class Attempt:
             self._books.laws.learn(times, now_s)
 
     def failed(self) -> None:
-        self.on_computed(False)
+        self._on_computed(False)
         self._booking.release(self._books.timeline.now_s)
         self._touches.close()

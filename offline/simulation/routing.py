@@ -213,11 +213,13 @@ class PolicyRouting:
         computes = decision.prefill or decision.decode
         held = turn.held_by(computes) if waiting.asked.media else 0
 
-        def encoded(computed: Callable[[bool], None]) -> None:
-            attempt.on_computed = computed
+        def encoded(computed: Callable[[bool], None], is_late: bool) -> None:
+            attempt.has_media(computed, is_late=is_late)
             waiting.go(routed)
 
-        self._encoding.encode(waiting.asked.media, held, computes, self._workers[computes.id], encoded)
+        predicted_s = None if decision.prediction is None else decision.prediction.ttft_s
+        on = self._workers[computes.id]
+        self._encoding.encode(waiting.asked.media, held, computes, on, predicted_s, encoded)
 
     def _keep(self, history: int, decision: Decision, tokens: int) -> None:
         """D keeps the KV of what it has pulled; a session that moves leaves what another one keeps."""

@@ -32,7 +32,8 @@ class Setup:
     unrecognised: float = 0.0  # share of later turns that published routing treats as first turns
     published_routing: bool = False  # of the paper's prototype: workers by a hash of the conversation
     slow: SlowWorker | None = None  # in the measured fleet that is simulated
-    encoder_item_s: float = ENCODER_ITEM_S  # of encoding an image, on an E as elsewhere
+    encoder_item_s: float = ENCODER_ITEM_S  # of encoding an image
+    encoder_slowness: float = 1.0  # of an E, in that
     costs_of: Mapping[Role, EngineProfile] = field(default_factory=dict, hash=False)  # where a role's differ
 
     def __post_init__(self) -> None:
@@ -43,7 +44,7 @@ class Setup:
                 raise ConfigError(f"{name} = {getattr(self, name)}: must be a share from 0 to 1", param=name)
         if self.encoder_item_s < 0:
             raise ConfigError(f"encoder_item_s = {self.encoder_item_s}: must not be negative", param="encoder_item_s")
-        for name in ("lease_s", "heartbeat_s"):
+        for name in ("lease_s", "heartbeat_s", "encoder_slowness"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} = {getattr(self, name)}: must be above 0", param=name)
 

@@ -6,7 +6,8 @@ from msgspec.structs import replace
 
 from ..media.items import named
 from ..openai.body_members import Edited
-from ..openai.request import MESSAGES_MEMBER, Request
+from ..openai.prompt_shapes import REASONING
+from ..openai.request import MESSAGES_MEMBER, Endpoint, Request
 
 
 def with_named_media(request: Request, tenant: str, limit: int) -> Request:
@@ -16,5 +17,6 @@ def with_named_media(request: Request, tenant: str, limit: int) -> Request:
     """
     member = MESSAGES_MEMBER[request.endpoint]
     owner = f"{tenant}\0{request.cache_salt}" if request.cache_salt else tenant
-    prompt, items = named(request.fields[member], member, owner, limit)
+    no_units = REASONING if request.endpoint is Endpoint.RESPONSES else ()
+    prompt, items = named(request.fields[member], member, owner, limit, no_units)
     return replace(request, fields=Edited.of(request.fields, {member: prompt}), media=tuple(items))

@@ -116,6 +116,8 @@ def told(receipt: Receipt, width: int) -> Iterator[RenderableType]:
 
 def _encoder(record: EncoderRecord) -> Iterator[tuple[str, str]]:
     yield "items", ", ".join(record.items)
+    on_encoder, in_place = _seconds(record.on_encoder_s), _seconds(record.in_place_s)
+    yield "an item takes", f"{on_encoder} s at an encoder, {in_place} s in place"
     if record.legs:
         yield "waited", f"{record.waited_s:.3f} s from {record.began_s:.3f} on"
     for leg in record.legs:

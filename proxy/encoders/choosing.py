@@ -6,7 +6,7 @@ An item that is not sent to an E is encoded by the worker that computes the prom
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import cycle
 
@@ -46,6 +46,29 @@ class ItemDecision(StrEnum):
     LEFT = "left"  # by a gateway's picker, to the worker
 
 
+SPARED = (ItemDecision.ENCODED, ItemDecision.HELD, ItemDecision.PREFIX)
+"""The worker need not encode these."""
+
+
+def left_to_worker(decisions: Mapping[str, ItemDecision]) -> int:
+    """Items that the worker itself has to encode."""
+    return sum(decision not in SPARED for decision in decisions.values())
+
+
+class ItemSeconds(msgspec.Struct, frozen=True):
+    """To encode one item. None: not known."""
+
+    on_encoder: float | None = None
+    in_place: float | None = None
+
+    @property
+    def compared(self) -> tuple[float, float]:
+        """On E and in place. Unless both are known an item is taken to be as long here as there, so requests count."""
+        if self.on_encoder is None or self.in_place is None:
+            return 1.0, 1.0
+        return self.on_encoder, self.in_place
+
+
 class EncoderRules(msgspec.Struct, frozen=True):
     use: EncoderUse = EncoderUse.AUTO
     batch: int = 1  # items of one request to an E
@@ -61,6 +84,7 @@ class Consumer(msgspec.Struct, frozen=True):
     encoding: int = 0  # items that turns of this proxy have it encode now
     beside: int = 0  # sequences and prompts of this proxy that would stand still meanwhile
     media_share: float = 0.0  # of the turns lately, those with media
+    seconds: ItemSeconds = ItemSeconds()
 
 
 class Choices(msgspec.Struct, frozen=True):
@@ -169,15 +193,20 @@ def _encoder(encoders: Sequence[WorkerView], asked: Counter[WorkerId], slow_star
 
 
 def _costs_more(encoder: WorkerView, consumer: Consumer, items: int) -> bool:
-    """Whether to wait for E costs more than to encode in place, in items that are encoded meanwhile.
+    """Whether to wait for E costs more than to encode in place: in seconds, else in items.
 
-    In place, those that the worker encodes already come first, and all beside stand still. For their sake the turn
-    waits for E as much longer as they would in sum, within PATIENCE. Where many turns have media, those beside would
-    gain what their own first tokens lose: then a turn goes to E only if it is sooner there.
+    At E the requests there come first, which count as an item each; in place the items that the worker encodes already.
+    If E is the faster one, the turn's own are sooner there; if it is the slower one, that is what the turn pays for the
+    sake of others.
+    In place all beside stand still too. For their sake the turn waits for E as much longer as they would in sum,
+    within PATIENCE. Where many turns have media, those beside would gain what their own first tokens lose: then a turn
+    goes to E only if it is sooner there.
     """
+    on_encoder, in_place = consumer.seconds.compared
+    later = encoder.requests * on_encoder - consumer.encoding * in_place - items * max(0.0, in_place - on_encoder)
     if consumer.media_share > FEW_SHARE:
-        return encoder.requests >= consumer.encoding
-    return encoder.requests > consumer.encoding + min(PATIENCE, items * max(1, consumer.beside))
+        return later >= 0.0
+    return later > min(PATIENCE, items * max(1, consumer.beside)) * in_place
 
 
 def _batches(view: WorkerView, items: list[MediaItem], size: int) -> Iterable[tuple[WorkerView, list[MediaItem]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -22,12 +22,15 @@ from .choosing import (
     Consumer,
     EncoderRules,
     ItemDecision,
+    ItemSeconds,
     NamedEncoders,
     as_named,
     choose,
+    left_to_worker,
     takes_embeddings,
     unnamed,
 )
+from .item_times import ItemTimes, tells
 from .records import CACHE_TOKENS, ENCODER_CACHE_TOKENS, EmbeddingRecords, Embeddings
 
 NAMING = (Endpoint.CHAT, Endpoint.RESPONSES)
@@ -45,6 +48,7 @@ class EncoderTurn(msgspec.Struct, frozen=True):
     started_s: float  # the turn's arrival
     is_first: bool = True  # no other attempt of the turn has come to its encoders
     named: NamedEncoders | None = None  # None: this process chooses
+    predicted_s: float | None = None  # by the laws, from its decision to the first token that is seen of its answer
 
 
 class ItemsToEncode(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -77,6 +81,7 @@ class EncoderChooser:
         self._now = now
         self._on_encoders = EmbeddingRecords(ENCODER_CACHE_TOKENS)
         self._on_others = EmbeddingRecords(CACHE_TOKENS)
+        self._times = ItemTimes()
         self._encoding = Counter[WorkerId]()  # items that other workers than encoders have to encode now
         self._elsewhere: dict[int, Counter[WorkerId]] = {}  # the same for turns of other processes, by process
         self.replicated: Replicated[Embeddings | ItemsToEncode] | None = None
@@ -102,19 +107,29 @@ class EncoderChooser:
         seen = Consumer(
             holds=lambda item: self._on_others.holds(consumer, item),
             held_units=turn.held_units,
-            encoding=self._encoding[consumer.id] + sum(each[consumer.id] for each in self._elsewhere.values()),
+            encoding=self._to_encode(consumer.id),
             beside=consumer.decoding + consumer.prefills,
             media_share=self._with_media.rate_rps(now_s) / max(1e-9, self._arrivals.turns.rate_rps(now_s)),
+            seconds=self.seconds(turn.request.model),
         )
         slow_start = SlowStart(now_s, self._warm_up_s)
         return choose(media, able, seen, self._rules, self._on_encoders.holds, slow_start)
 
-    def until_computed(self, turn: EncoderTurn, decisions: Mapping[str, ItemDecision]) -> Callable[[bool], None]:
-        """Books what the worker itself has to encode. The result ends that; it is told whether all went well."""
-        spared = (ItemDecision.ENCODED, ItemDecision.HELD, ItemDecision.PREFIX)
-        here = sum(decision not in spared for decision in decisions.values())
+    def seconds(self, model: str) -> ItemSeconds:
+        """As this process has seen it."""
+        return self._times.of(model, self._now())
+
+    def until_computed(
+        self, turn: EncoderTurn, decisions: Mapping[str, ItemDecision], predicted_s: float | None = None
+    ) -> Callable[[bool], None]:
+        """Books what the worker itself has to encode. The result ends that; it is told whether all went well.
+
+        predicted_s: until then, without media.
+        """
+        here = left_to_worker(decisions)
         consumer, media = turn.consumer, turn.request.media
         self._count(consumer.id, here)
+        began_s, queued = self._now(), self._to_encode(consumer.id)
 
         def computed(well: bool) -> None:
             self._count(consumer.id, -here)
@@ -122,11 +137,31 @@ class EncoderChooser:
                 others = (ItemDecision.PREFIX, ItemDecision.UNNAMED)
                 used = (item for item in media if decisions[item.name] not in others)
                 self._tell(self._on_others.add(consumer, used))
+            if well and here and predicted_s is not None and tells(decisions.values()):
+                now_s = self._now()
+                self._times.computed(turn.request.model, now_s - began_s - predicted_s, queued, now_s)
 
         return computed
 
+    def until_encoded(self, turn: EncoderTurn, view: WorkerView, items: Sequence[MediaItem]) -> Callable[[], None]:
+        """An E is about to be asked. The result is told that it has answered."""
+        found, asked_s = self._registry.view(view.id), self._now()
+        queued = len(items) + (0 if found is None else found.requests)
+        is_new = not any(self._on_encoders.holds(view, item) for item in items)
+
+        def encoded() -> None:
+            if is_new:
+                self._times.encoded(turn.request.model, self._now() - asked_s, queued, self._now())
+            self.encoded(view, items)
+
+        return encoded
+
     def encoded(self, view: WorkerView, items: Iterable[MediaItem]) -> None:
         self._tell(self._on_encoders.add(view, items))
+
+    def _to_encode(self, worker: WorkerId) -> int:
+        """Items, in all processes."""
+        return self._encoding[worker] + sum(each[worker] for each in self._elsewhere.values())
 
     def _count(self, worker: WorkerId, items: int) -> None:
         if not items:
@@ -158,9 +193,10 @@ class EncoderChooser:
         """Its turns are gone."""
         self._elsewhere.pop(process, None)
 
-    def embeddings(self) -> list[Embeddings]:
+    def embeddings(self) -> Iterator[Embeddings]:
         """All that is known, for a process that has just started."""
-        return [*self._on_encoders.all(), *self._on_others.all()]
+        yield from self._on_encoders.all()
+        yield from self._on_others.all()
 
     def to_encode(self) -> list[ItemsToEncode]:
         """For turns of this process."""

@@ -22,7 +22,7 @@ from ..telemetry.receipts import EncoderLegRecord, EncoderRecord
 from ..upstream.call import Call, Timeouts
 from ..upstream.client import Upstream
 from .answers import EncodedItems, leg_body, read_answer
-from .choosing import ItemDecision
+from .choosing import ItemDecision, left_to_worker
 from .encoder_chooser import EncoderChooser, EncoderTurn, as_text
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ class EncodedTurn(msgspec.Struct):
 
     items: EncodedItems = EncodedItems()
     record: EncoderRecord | None = None  # None: the fleet has no encoder
+    is_late: bool = False  # its first token waits until its worker has encoded some of them
     on_computed: Callable[[bool], None] | None = None
 
     def computed(self, *, well: bool) -> None:
@@ -70,11 +71,20 @@ class EncoderLegs:
         choices = self._chooser.choose(turn)
         if choices is None:
             return EncodedTurn()
-        record = EncoderRecord(began_s=self._now() - turn.started_s)
+        seconds = self._chooser.seconds(turn.request.model)
+        record = EncoderRecord(
+            began_s=self._now() - turn.started_s, on_encoder_s=seconds.on_encoder, in_place_s=seconds.in_place
+        )
         found = await self._all_legs(turn, choices.batches, record, choices.decisions)
         record.waited_s = self._now() - turn.started_s - record.began_s
         record.items = as_text(turn.request.media, choices.decisions)
-        return EncodedTurn(found, record, self._chooser.until_computed(turn, choices.decisions))
+        decisions = choices.decisions
+        return EncodedTurn(
+            found,
+            record,
+            is_late=left_to_worker(decisions) > 0,
+            on_computed=self._chooser.until_computed(turn, decisions, turn.predicted_s),
+        )
 
     async def _all_legs(
         self,
@@ -117,6 +127,7 @@ class EncoderLegs:
         )
         record.legs.append(noted)
         breakers.began(view.id, asked_s)
+        encoded = self._chooser.until_encoded(turn, view, items)
         self._registry.reserve(view.id, 0)
         try:
             found = await self._asked(turn, view, items, leg_id)
@@ -134,7 +145,7 @@ class EncoderLegs:
             noted.ended_s = self._now() - turn.started_s
             self._metrics.legs.observe(self._now() - asked_s, LABEL)
         self._health.succeeded(view.id)
-        self._chooser.encoded(view, items)
+        encoded()
         return found
 
     async def _asked(self, turn: EncoderTurn, view: WorkerView, items: list[MediaItem], leg_id: str) -> EncodedItems:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -60,10 +60,11 @@ class EmbeddingRecords:
         for name, tokens in found.items:
             cache.add(name, tokens, self._capacity_tokens)
 
-    def all(self) -> list[Embeddings]:
-        return [
-            Embeddings(worker, cache.incarnation, list(cache.items.items())) for worker, cache in self._caches.items()
-        ]
+    def all(self) -> Iterator[Embeddings]:
+        """Of each engine, as it is when it is asked for."""
+        for worker in list(self._caches):
+            if (cache := self._caches.get(worker)) is not None:
+                yield Embeddings(worker, cache.incarnation, list(cache.items.items()))
 
 
 class _Cache:

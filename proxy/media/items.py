@@ -7,7 +7,7 @@ another tenant's item, or make an item new with every turn.
 from __future__ import annotations
 
 import binascii
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -76,16 +76,16 @@ def media_type(part: Members) -> str | None:
 
 
 def named(
-    prompt: msgspec.Raw, member: str, tenant: str, limit: int = MEDIA_LIMIT
+    prompt: msgspec.Raw, member: str, tenant: str, limit: int = MEDIA_LIMIT, no_units: Collection[str] = ()
 ) -> tuple[msgspec.Raw, list[MediaItem]]:
     """The prompt's member with a name in each media part, and its items in order.
 
-    prompt: a list of messages or items. RequestError for data that are no base64, other URLs than http and https, parts
-    without content, and more than `limit` items.
+    prompt: a list of messages or items; no_units: types of items that count as none. RequestError for data that are no
+    base64, other URLs than http and https, parts without content, and more than `limit` items.
     """
-    naming = _Naming(member, tenant, limit)
+    naming = _Naming(member, tenant, limit, no_units)
     units = msgspec.json.decode(prompt, type=list[msgspec.Raw])
-    pieces = _listed([naming.unit(unit, raw) for unit, raw in enumerate(units)])
+    pieces = _listed([naming.unit(raw) for raw in units])
     at, items = 0, list[MediaItem]()
     for piece in pieces:
         size = len(piece.json if isinstance(piece, _Named) else piece)
@@ -96,17 +96,19 @@ def named(
 
 
 class _Naming:
-    def __init__(self, member: str, tenant: str, limit: int) -> None:
+    def __init__(self, member: str, tenant: str, limit: int, no_units: Collection[str]) -> None:
         self._member = member
+        self._no_units = no_units
         self._tenant = tenant
         self._limit = limit
         self._count = 0
-        self._unit = 0
+        self._unit = -1
 
-    def unit(self, unit: int, raw: msgspec.Raw) -> list[_Piece]:
-        self._unit = unit
+    def unit(self, raw: msgspec.Raw) -> list[_Piece]:
         members = _object(raw)
-        if members is not None and "type" in members and media_type(members) is not None:
+        kind = None if members is None else _string(members.get("type"))
+        self._unit += kind not in self._no_units
+        if members is not None and kind is not None and media_type(members) is not None:
             return self._part(raw)  # an item of Responses may be a part itself
         return self._holder(raw) or [bytes(raw)]
 

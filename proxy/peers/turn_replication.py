@@ -175,7 +175,8 @@ class TurnReplication:
         yield [RepliesLearned(case, score) for case, score in state.sessions.rendered.scores()]
         yield [LawsLearned(state.laws.lessons())]
         yield [HabitsLearned(habits) for habits in state.forecasts.habits()]
-        yield [EmbeddingsHeld(found) for found in state.encoders.embeddings()]
+        for found in state.encoders.embeddings():  # a thousand items each
+            yield [EmbeddingsHeld(found)]
         yield [UseChanged(process, worker, use) for process, worker, use in state.registry.others()]
         sessions = self._sessions_to_send()
         while batch := list(islice(sessions, BATCH_SESSIONS)):

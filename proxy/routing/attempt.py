@@ -68,7 +68,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
     charged_tokens: int  # the estimate that its key was charged with
     headers: Mapping[str, str]  # what every leg carries: authorization, content type, tracing
     started_s: float  # the turn's arrival
-    asked_s: float  # when this attempt began
+    asked_s: float  # when this attempt began; once encoders are done, when it went on
     history: int  # the session's, by which engines' events name it
     count: CountCheck | None = None  # where a tokenizer has counted the prompt
     foreseen: Foreseen | None = None  # what the decision says of its times
@@ -154,6 +154,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
     @property
     def encoder_turn(self) -> EncoderTurn:
         """Of a prompt with media."""
+        prediction = self.decision.prediction if self.request.stream else None  # else no first token is seen
         return EncoderTurn(
             request=self.request,
             consumer=self.computes,
@@ -163,6 +164,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
             started_s=self.started_s,
             is_first=self.receipt.encoder is None,
             named=self.encoders,
+            predicted_s=None if prediction is None else prediction.ttft_s,
         )
 
     @property

@@ -22,7 +22,7 @@ from ..fleet.view import WorkerView
 from ..fleet.worker import Role, WorkerId
 from ..health.worker_health import Key
 from ..openai.body_members import given
-from ..openai.request import Endpoint, Request
+from ..openai.request import Request
 from ..policy import Decision, Excluded, Route, Rules, Turn, can_stand_in, decide, has_room, route_alone
 from ..policy.profiles.prompt_blocks import NO_BLOCKS, PromptBlocks, blocks_of
 from ..sessions.session import marks_of_prompt, points_of_prompt
@@ -364,14 +364,14 @@ def _blocks(request: Request, rules: Rules) -> PromptBlocks:
 
 
 def held_units(job: Job, turn: Turn, worker: WorkerId) -> int:
-    """Messages whose KV a worker is believed to hold, by their bytes; 0 for Responses, whose items are joined."""
+    """Messages or items whose KV a worker is believed to hold, by their bytes."""
     match, chain, request = job.match, job.request.prompt.chain, job.request
     held = turn.held.get(worker)
-    if request.endpoint is Endpoint.RESPONSES or held is None or not match.held_tokens:
+    if held is None or not match.held_tokens:
         return 0
     known_bytes = chain.size - match.new_bytes
     held_bytes = known_bytes * min(1.0, held.tokens / match.held_tokens)
-    is_in_head = chain.marks.system > 0 and not given(request.fields, "system")
+    is_in_head = chain.marks.system > 0 and not any(given(request.fields, name) for name in ("system", "instructions"))
     return bisect_right(chain.ends, held_bytes) - 1 - chain.marks.head + is_in_head
 
 

@@ -117,6 +117,9 @@ class Dispatcher:
     async def _encode(self, attempt: Attempt) -> None:
         attempt.encoded = encoded = await self._encoders.encode(attempt.encoder_turn)
         attempt.receipt.note_encoders(encoded.record)
+        attempt.asked_s = self._now()  # what was predicted is without encoders
+        if encoded.is_late and attempt.foreseen is not None:
+            attempt.foreseen = attempt.foreseen.without_ttft
 
     def _fields(self, attempt: Attempt, worker: Worker) -> Fields:
         """The request's members. A name of the session in them would count before the one in the head."""
@@ -173,7 +176,6 @@ class Dispatcher:
         attempt.handoff = untold = Handoff.untold(pair)
         to_p = connector.prefill_leg(endpoint, self._fields(attempt, pair.prefill), pair, attempt.leg_id("p"))
         to_d = connector.decode_leg(endpoint, self._fields(attempt, pair.decode), pair, attempt.leg_id("d"), None)
-
         waits = connector.order is LegOrder.D_FIRST
 
         async def prefilled() -> None:

@@ -26,6 +26,19 @@ class Foreseen(msgspec.Struct, frozen=True, gc=False):
     times: TurnTimes
     new_tokens: int  # to be computed by the engine that computes the prompt
 
+    @property
+    def without_ttft(self) -> Foreseen:
+        """Of a turn whose first token waits for more than was foreseen."""
+        times = self.times
+        return replace(
+            self,
+            times=replace(
+                times,
+                by_profile=[one for one in times.by_profile if one.figure is not Figure.TTFT],
+                by_table=[one for one in times.by_table if one.figure is not Figure.TTFT],
+            ),
+        )
+
 
 def foresee(decision: Decision, turn: Turn, laws: WorkerLaws, scored: ScoredTable | None) -> Foreseen | None:
     """None where neither the laws nor the table say anything."""

@@ -70,6 +70,8 @@ class EncoderRecord(msgspec.Struct, kw_only=True):
 
     began_s: float
     waited_s: float = 0.0  # for all encoders, in all attempts
+    on_encoder_s: float | None = None  # that an item took at an E lately; None: not known
+    in_place_s: float | None = None  # the same on the workers that compute prompts
     items: list[str] = []  # "image: encoded": the kind of each, and an `ItemDecision`, at the last attempt
     legs: list[EncoderLegRecord] = []  # of all attempts
 

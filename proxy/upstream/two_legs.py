@@ -7,7 +7,7 @@ other one. Once D answers, the answer is the client's, and what becomes of P is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from enum import Enum, auto
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
@@ -78,7 +78,8 @@ def _moves() -> _Moves:
 MOVES = _moves()
 """The next state and what is to be done. Any other event in a state is an error of the caller."""
 
-_AWAITED = (LegsState.BOTH, LegsState.DECODE, LegsState.LEFT)
+_AWAITED = (LegsState.BOTH, LegsState.DECODE, LegsState.LEFT)  # D's first event is
+_PREFILLING = (LegsState.BOTH, LegsState.PREFILL, LegsState.LEFT)  # P's end is
 
 
 class TwoLegs(Generic[T]):
@@ -93,11 +94,12 @@ class TwoLegs(Generic[T]):
         self.state = LegsState.BOTH
         self._told: Callable[[BaseException | None], None] | None = None
         self._error: BaseException | None = None
+        self._known: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # what `answer` comes to
         early = asyncio.create_task(decode) if decode_first else None  # tasks begin in the order in which they are made
         self._prefill = asyncio.create_task(prefill)
         self._decode = early or asyncio.create_task(decode)
         for task in (self._prefill, self._decode):
-            task.add_done_callback(_failure)
+            task.add_done_callback(self._ended)
 
     async def answer(self) -> T:
         """D's. Raises the failure that ended the attempt; then, and when it is cancelled, no leg is left under way.
@@ -106,12 +108,7 @@ class TwoLegs(Generic[T]):
         """
         legs = (self._prefill, self._decode)
         try:
-            while self.state in _AWAITED:
-                running = [task for task in legs if not task.done()]
-                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for event, error in self._ended(running):
-                    if self.state is not LegsState.OVER:
-                        self._take(event, error)
+            await self._known
         except BaseException:
             self.close()
             await asyncio.wait(legs)
@@ -120,8 +117,6 @@ class TwoLegs(Generic[T]):
             await asyncio.wait(legs)
         if self._error is not None:
             raise self._error
-        if self.state is LegsState.PREFILL:
-            self._prefill.add_done_callback(self._prefill_ended)
         return self._decode.result()
 
     def when_prefilled(self, told: Callable[[BaseException | None], None]) -> None:
@@ -147,23 +142,18 @@ class TwoLegs(Generic[T]):
         """Ends what is under way, at any time; may be called twice."""
         self._take(LegsEvent.CLOSED, asyncio.CancelledError())
 
-    def _ended(self, running: list[asyncio.Task[Any]]) -> Iterator[tuple[LegsEvent, BaseException | None]]:
-        """Of these legs. Of two that ended at once D's answer counts first, then what became of P."""
-        ended = {task: _failure(task) for task in running if task.done()}
-        if self._decode in ended and ended[self._decode] is None:
-            yield LegsEvent.BEGAN, None
-        if self._prefill in ended:
-            yield self._of_prefill()
-        if ended.get(self._decode) is not None:
-            yield LegsEvent.DECODE_FAILED, ended[self._decode]
-
-    def _of_prefill(self) -> tuple[LegsEvent, BaseException | None]:
-        error = _failure(self._prefill)
-        return (LegsEvent.PREFILLED if error is None else LegsEvent.PREFILL_FAILED), error
-
-    def _prefill_ended(self, _: asyncio.Task[Any]) -> None:
-        if self.state is LegsState.PREFILL:
-            self._take(*self._of_prefill())
+    def _ended(self, _: asyncio.Task[Any]) -> None:
+        """A leg has. Of two that ended at once D's answer counts first, then what became of P."""
+        of_prefill = _failure(self._prefill) if self._prefill.done() else None
+        of_decode = _failure(self._decode) if self._decode.done() else None
+        if self._decode.done() and of_decode is None and self.state in _AWAITED:
+            self._take(LegsEvent.BEGAN)
+        if self._prefill.done() and self.state in _PREFILLING:
+            self._take(LegsEvent.PREFILLED if of_prefill is None else LegsEvent.PREFILL_FAILED, of_prefill)
+        if of_decode is not None and self.state in _AWAITED:
+            self._take(LegsEvent.DECODE_FAILED, of_decode)
+        if self.state not in _AWAITED and not self._known.done():
+            self._known.set_result(None)
 
     def _take(self, event: LegsEvent, error: BaseException | None = None) -> None:
         self.state, actions = MOVES[self.state, event]

@@ -80,7 +80,7 @@ class SimulatedFleet:
         roles = ((Role.PREFILL, topology.prefills), (Role.DECODE, topology.decodes), (Role.REPLICA, topology.replicas))
         self.workers = [self._worker(role, number + 1) for role, count in roles for number in range(count)]
         self.encoders = [
-            SimulatedEncoder(timeline, f"{Role.ENCODE}{number + 1}", setup.encoder_item_s)
+            SimulatedEncoder(timeline, f"{Role.ENCODE}{number + 1}", setup.encoder_item_s * setup.encoder_slowness)
             for number in range(topology.encoders)
         ]
         self.expired_handoffs = 0

@@ -41,7 +41,7 @@ def _answered(check: str, turn: TurnFact, number: int) -> Finding:
     cached = "unknown" if turn.cached_tokens is None else turn.cached_tokens
     said = f"{turn.route} on {workers} ({turn.reason}), {turn.prompt_tokens} prompt tokens, {cached} cached"
     if turn.number and turn.number != number:
-        remedy = "Look whether something between here and the proxy changes the messages or drops X-Session-ID."
+        remedy = "Look whether the proxy has restarted, or something before it changes messages or drops X-Session-ID."
         return Finding(Level.WARN, check, f"{said}; taken for turn {turn.number} of its session", remedy)
     return Finding(Level.OK, check, said)
 

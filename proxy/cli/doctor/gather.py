@@ -48,6 +48,7 @@ class Said:
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)  # names in lower case
     error: str = ""
+    is_late: bool = False  # there was none in time
 
     def json(self) -> Any:
         """{} if the body is not a JSON object."""
@@ -94,7 +95,7 @@ class ProxyClient:
                 headers = {name.lower(): value for name, value in answer.headers.items()}
                 return Said(answer.status, await answer.read(), headers)
         except TimeoutError:
-            return Said(0, error=f"no answer in {timeout_s:g} s")
+            return Said(0, error=f"no answer in {timeout_s:g} s", is_late=True)
         except (aiohttp.ClientError, OSError) as exc:
             return Said(0, error=reason_of(exc, timeout_s))
 

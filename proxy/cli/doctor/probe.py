@@ -129,6 +129,7 @@ def turn_fact(said: Said, receipt: Receipt | None) -> TurnFact:
     usage = _object(said.json().get("usage"))
     turn = TurnFact(
         status=said.status,
+        is_late=said.is_late,
         error="" if said.status == 200 else _error(said, receipt),
         route=said.headers.get("x-ppd-route", ""),
         reason=said.headers.get("x-ppd-reason", ""),

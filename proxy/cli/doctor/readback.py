@@ -40,15 +40,21 @@ def reading_back_works(facts: Facts) -> Iterator[Finding]:
 
 
 def _found(first: TurnFact, second: TurnFact) -> Finding:
-    """1. No turn could be read back.  2. P hung or refused.  3. P does not tell.  4. P read.  5. P computed it all."""
+    """1. P hung or refused.  2. The proxy did not answer, or knew nothing of the turn before.  3. D kept nothing.
+    4. P does not tell.  5. P read.  6. P computed it all."""
     prefill = second.prefill or first.prefill
     remedy = _SWITCH.format(f"bidirectional_kv_xfer of {prefill}")
-    if second.status == 200 and second.route != Route.READBACK and not second.failed_legs:
-        said = f"{first.decode} told no handle of what it keeps ({second.reason})"
-        return Finding(Level.WARN, _CHECK, said, _SWITCH.format(f"bidirectional_kv_xfer of {first.decode}"))
-    if second.status != 200 or second.handoff_missing or second.failed_legs:
+    if second.is_late or second.handoff_missing or second.failed_legs:
         why = second.error or second.handoff_missing or second.failed_legs
         return Finding(Level.FAIL, _CHECK, f"{prefill} did not read back from {first.decode}: {why}", remedy)
+    if second.status != 200:
+        return Finding(Level.SKIP, _CHECK, f"the turn was not answered: {second.error}")
+    if second.number == 1:
+        said = "the proxy did not know the turn before: it has restarted, or has lost the session. Run the doctor again"
+        return Finding(Level.SKIP, _CHECK, said)
+    if second.route != Route.READBACK:
+        said = f"{first.decode} told no handle of what it keeps ({second.reason})"
+        return Finding(Level.WARN, _CHECK, said, _SWITCH.format(f"bidirectional_kv_xfer of {first.decode}"))
     grown = second.grown(second.prefill)
     if grown is None or grown.transferred is None:
         return Finding(Level.SKIP, _CHECK, f"the metrics of {second.prefill} do not tell what it read back")

@@ -150,6 +150,7 @@ class TurnFact:
     """One turn of the probe conversation; names of workers are the proxy's."""
 
     status: int = 200  # 0: no answer
+    is_late: bool = False  # there was none in the time that a turn is given
     error: str = ""
     route: str = ""
     reason: str = ""

@@ -12,9 +12,7 @@ from benchmarks.policies.cells import Cell
 from benchmarks.policies.executors import RayTasks
 from benchmarks.policies.measuring import MeasureJob, Method, Question, measure
 
-METHOD = Method(
-    data=Path("/nowhere"), questions=(Question(0.025, 0.9, 1),), sessions=10, later_turns=10, precision=0.3
-)
+METHOD = Method(data=Path("/nowhere"), questions=(Question(0.025, 0.9, 1),), sessions=10, later_turns=10, precision=0.3)
 
 
 @pytest.fixture

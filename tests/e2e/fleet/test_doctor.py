@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from click.testing import CliRunner, Result
@@ -18,6 +19,7 @@ from ppd.proxy.cli.doctor import probe
 from ppd.proxy.cli.doctor.command import command
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import Role
+from ppd.proxy.policy import Route
 from ppd.servers.fleet.ports import free_ports
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.core.fault_orders import Faults
@@ -288,3 +290,52 @@ async def test_a_p_that_only_says_that_it_reads_back_is_found(
             engine.faults = Faults()  # what hangs may end
     assert report.levels("readback") == [level]
     assert words in report.messages("readback")
+
+
+@asynccontextmanager
+async def restarting(before: str, after: str) -> AsyncIterator[str]:
+    """One address, behind which another proxy is from the first turn on that reads back; after: empty for none."""
+    target = before
+
+    async def forward(request: web.Request) -> web.StreamResponse:
+        nonlocal target
+        target = after if request.headers.get("X-PPD-Force-Route") == Route.READBACK else target
+        if not target:
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        body, kept = await request.read(), {"x-admin-key", "x-session-id", "x-ppd-force-route", "content-type"}
+        headers = {name: value for name, value in request.headers.items() if name.lower() in kept}
+        async with session.request(request.method, target + request.path_qs, data=body, headers=headers) as answer:
+            shown = {name: value for name, value in answer.headers.items() if name.lower().startswith("x-")}
+            return web.Response(status=answer.status, body=await answer.read(), headers=shown)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", forward)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        async with aiohttp.ClientSession() as session:
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(("is_back", "words"), [(True, "it has restarted"), (False, "was not answered")])
+async def test_a_proxy_that_restarts_meanwhile_is_no_fault_of_workers(
+    start_proxy: StartProxy, is_back: bool, words: str
+) -> None:
+    able = [SimConfig(role=role, bidirectional_kv_xfer=True) for role in (Role.PREFILL, Role.DECODE, Role.ENCODE)]
+    options = ",bidirectional_kv_xfer=true"
+    async with engines(*able[:2], options=options) as two, engines(able[2]) as encoder:
+        workers = (*two, *encoder)
+        async with (
+            start_proxy(workers) as before,
+            start_proxy(workers) as after,
+            restarting(before, after if is_back else "") as url,
+        ):
+            report = await diagnose("--proxy", url, *WITH_KEY)
+    assert (report.levels("readback"), report.bad()) == (["SKIP"], {}), report.document
+    assert words in report.messages("readback")
+    assert report.levels("encoding") == ["OK"]  # E is asked from here

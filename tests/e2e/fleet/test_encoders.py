@@ -14,6 +14,7 @@ from aiohttp import web
 
 from ppd.proxy.config import EncoderUse, Mode
 from ppd.proxy.fleet.worker import Role, Source
+from ppd.proxy.laws.corrections import Figure
 from ppd.servers.fleet.ports import free_ports
 from ppd.servers.fleet.process import EngineProcess
 from ppd.servers.sim.core.fault_orders import Faults
@@ -300,6 +301,71 @@ async def test_auto_encodes_where_the_worker_has_neither_the_embedding_nor_the_t
         await fleet.chat([{"role": "user", "content": others}])
         later = await fleet.chat([*history, {"role": "user", "content": asks(other)}])
         assert await decisions(fleet, later) == ["image: prefix", "image: encoded"]
+
+
+@pytest.mark.parametrize("head", [{}, {"instructions": "be brief"}, "system"], ids=["none", "instructions", "item"])
+async def test_what_lies_in_a_prefix_is_known_of_responses_too(head: dict[str, str] | str) -> None:
+    """By items: reasoning has no KV of its own, and the first one may be the system's text."""
+    async with Fleet.of("E1 R1") as fleet:
+        for text in range(20):  # most turns are text
+            await fleet.conversation().say(f"hi {text}")
+        history: list[dict[str, Any]] = [{"role": "system", "content": "be brief"}] if head == "system" else []
+        members = {"model": "sim", "store": False, **(head if isinstance(head, dict) else {})}
+
+        async def say(url: str) -> list[str]:
+            part = {"type": "input_image", "image_url": url}
+            history.append({"role": "user", "content": [{"type": "input_text", "text": "what is this?"}, part]})
+            turn = await fleet.post("/v1/responses", {**members, "input": history})
+            assert turn.status == 200, turn.body
+            history.append({"type": "reasoning", "id": "r", "summary": []})
+            history.extend(each for each in turn.body["output"] if each["type"] == "message")
+            return await decisions(fleet, turn)
+
+        async def others(first: int) -> None:
+            """They take the place of all embeddings that R has, and of no KV."""
+            parts: list[Any] = [part for seed in range(first, first + 7) for part in asks(picture(seed))]
+            await fleet.chat([{"role": "user", "content": parts}])
+
+        assert await say(picture(1)) == ["image: encoded"]
+        await others(10)
+        assert await say(picture(2)) == ["image: prefix", "image: encoded"]
+        await others(20)
+        assert await say(picture(3)) == ["image: prefix", "image: prefix", "image: encoded"]
+
+
+@pytest.mark.slow
+async def test_receipts_have_what_an_item_takes_at_an_encoder_and_in_place() -> None:
+    """In a mode that predicts times: from E's own legs, and from first tokens that came later than predicted."""
+    slow = {"time_scale": 1.0, "encoder_item_s": 0.1}
+    async with Fleet.of("E1 R1", engine=slow, mode=Mode.SLO, profile="h100-llama-3.1-8b") as fleet:
+
+        async def asked(seed: int) -> dict[str, Any]:
+            messages = [{"role": "user", "content": asks(picture(seed))}]
+            body = {"model": "sim", "messages": messages, "max_tokens": 2, "stream": True}
+            async with fleet.session.post(f"{fleet.base_url}/v1/chat/completions", json=body) as answer:
+                assert answer.status == 200, await answer.text()
+                await answer.read()
+            _, receipt = await fleet.admin("GET", f"/requests/{answer.headers['X-Request-Id']}")
+            assert isinstance(receipt, dict)
+            return receipt
+
+        receipts = [await asked(0)]
+        # All turns have images: of three at once one is encoded in place, and others meanwhile at E.
+        for number in range(24):
+            receipts += await asyncio.gather(*(asked(1 + 3 * number + one) for one in range(3)))
+        first, last = receipts[0]["encoder"], (await asked(99))["encoder"]
+        assert (first["on_encoder_s"], first["in_place_s"]) == (None, None)
+        assert 0.1 <= last["on_encoder_s"] < 1.0
+        assert 0.0 < last["in_place_s"] < 1.0
+        # Neither is part of what corrects the laws, or nothing would be left that comes late.
+        at_encoder = [each for each in receipts if each["encoder"]["items"] == ["image: encoded"]]
+        state = fleet.proxy.state
+        (replica,) = (view for view in state.registry.views() if view.role is Role.REPLICA)
+        assert 0 < state.laws.shown(replica)[Figure.TTFT].turns <= len(at_encoder) < len(receipts)
+        for each in at_encoder:
+            since_s = each["encoder"]["began_s"] + each["encoder"]["waited_s"]
+            measured_s = each["predicted_ttft_s"] * (1 + each["ttft_error"])
+            assert measured_s == pytest.approx(each["ttft_s"] - since_s, abs=0.05)
 
 
 async def test_no_client_learns_where_encoders_are() -> None:

@@ -7,6 +7,7 @@ from itertools import count
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from ppd.offline.experiment.plan import plan
 from ppd.offline.experiment.records import Record
@@ -19,9 +20,10 @@ from ppd.offline.simulation.simulate import simulate
 from ppd.offline.simulation.timeline import Timeline
 from ppd.offline.simulation.workers.encoder import SimulatedEncoder
 from ppd.offline.simulation.workers.fleet import SimulatedFleet
-from ppd.proxy.config import EncoderUse
+from ppd.proxy.config import EncoderUse, Mode
 from ppd.proxy.encoders.choosing import EncoderRules
 from ppd.proxy.errors import ConfigError
+from ppd.proxy.policy import Rules
 from ppd.servers.fleet.topology import Topology
 from tests.support.stepped_engine import profile_of
 
@@ -57,6 +59,34 @@ def test_with_an_encoder_streams_of_text_no_longer_stand_still_for_images(fleet:
     assert sum(one.images for one in without) == len(without) // 10
     assert p99_tpot_of_text(with_one) < 0.7 * p99_tpot_of_text(without)
     assert median_ttft(with_one) <= 1.05 * median_ttft(without)
+
+
+THIRD, EVERY = structs.replace(TENTH, image_every=3), structs.replace(TENTH, turns=1, image_every=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", [TENTH, THIRD, EVERY], ids=["tenth", "third", "every"])
+@pytest.mark.parametrize("slowness", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("fleet", ["2R", "1P_2D"])
+def test_where_times_are_predicted_no_median_first_token_comes_later_with_an_encoder(
+    fleet: str, slowness: float, workload: Workload
+) -> None:
+    """By seconds: an E may be slower or quicker than the others."""
+    setup, proxy = replace(SETUP, encoder_slowness=slowness), ProxySetup(rules=Rules(mode=Mode.SLO))
+    without, with_one = (
+        simulate(structs.replace(run_of(topology, workload), qps=4.0), setup, proxy=proxy)
+        for topology in (fleet, f"1E_{fleet}")
+    )
+    assert median_ttft(with_one) <= 1.05 * median_ttft(without)
+
+
+@pytest.mark.slow
+def test_where_times_are_predicted_a_quick_encoder_gets_more_than_one_that_takes_as_long() -> None:
+    """By requests both would get as many images."""
+    proxy, run = ProxySetup(rules=Rules(mode=Mode.SLO)), structs.replace(run_of("1E_2R", THIRD), qps=6.0)
+    quick, equal = (simulate(run, replace(SETUP, encoder_slowness=slowness), proxy=proxy) for slowness in (0.5, 1.0))
+    with_images = [tuple(one for one in records if one.images) for records in (quick, equal)]
+    assert median_ttft(with_images[0]) < 0.8 * median_ttft(with_images[1])
 
 
 def p99_tpot_of_text(records: tuple[Record, ...]) -> float:

@@ -162,9 +162,12 @@ def test_what_encoders_did_is_told() -> None:
     leg = EncoderLegRecord(
         id="x", worker="E1", address="e:1", items=2, started_s=0.01, ended_s=0.5, error="sent: reset"
     )
-    record = EncoderRecord(began_s=0.01, waited_s=0.5, items=["image: failed", "audio: small"], legs=[leg])
+    record = EncoderRecord(
+        began_s=0.01, waited_s=0.5, on_encoder_s=0.15, items=["image: failed", "audio: small"], legs=[leg]
+    )
     text = " ".join(printed(receipt(encoder=record)).split())
     assert "image: failed, audio: small" in text and "E1 0.010 to 0.500, 2 items: sent: reset" in text
+    assert "0.1500 s at an encoder, - s in place" in text
 
 
 def test_nothing_that_a_client_chose_steers_the_terminal() -> None:

@@ -8,7 +8,17 @@ import pytest
 from msgspec.structs import replace
 
 from ppd.proxy.config import EncoderUse
-from ppd.proxy.encoders.choosing import Choices, Consumer, EncoderRules, ItemDecision, NamedEncoders, as_named, choose
+from ppd.proxy.encoders.choosing import (
+    Choices,
+    Consumer,
+    EncoderRules,
+    ItemDecision,
+    ItemSeconds,
+    NamedEncoders,
+    as_named,
+    choose,
+    left_to_worker,
+)
 from ppd.proxy.fleet.view import Others, WorkerView
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.media.items import MediaItem, MediaKind
@@ -84,6 +94,53 @@ def test_an_item_is_encoded_unless_that_costs_more(case: str) -> None:
     choices = chosen([one], *encoders, **settings)
     assert choices.decisions == {"a": decision}
     assert [name for _, name in sent(choices)] == (["a"] if decision is ItemDecision.ENCODED else [])
+
+
+QUICK, SLOW = ItemSeconds(0.125, 0.25), ItemSeconds(0.75, 0.25)
+TIMED: dict[str, tuple[ItemSeconds, int, dict[str, Any], bool]] = {  # requests at E, and whether it encodes
+    "three at a quick E, of which two take as long as one in place": (QUICK, 3, {"beside": 1}, True),
+    "four are too many for the sake of one": (QUICK, 4, {"beside": 1}, False),
+    "a slow E with nothing to do": (SLOW, 0, {}, True),
+    "one at a slow E takes as long as three in place": (SLOW, 1, {"beside": 2}, False),
+    "but for the sake of more": (SLOW, 1, {"beside": 3}, True),
+    "or where the worker encodes as many": (SLOW, 1, {"encoding": 2}, True),
+    "many turns with media, and a quick E": (QUICK, 0, {"media_share": 0.5}, True),
+    "its queue as long as in place": (QUICK, 1, {"media_share": 0.5}, False),
+    "many turns with media, and a slow E": (SLOW, 0, {"media_share": 0.5}, False),
+    "the worker is sooner done with two than a slow E with one": (SLOW, 1, {"media_share": 0.5, "encoding": 2}, False),
+    "and later with four": (SLOW, 1, {"media_share": 0.5, "encoding": 4}, True),
+    "in place they cost nothing": (ItemSeconds(0.1, 0.0), 1, {"beside": 9}, False),
+    "only E's time is known: requests count": (ItemSeconds(9.0, None), 1, {}, True),
+    "only the other is known": (ItemSeconds(None, 9.0), 2, {}, False),
+}
+
+
+@pytest.mark.parametrize("case", TIMED)
+def test_seconds_are_compared_where_both_are_known(case: str) -> None:
+    seconds, requests, settings, is_encoded = TIMED[case]
+    found = chosen([A], encoder("E1", requests), seconds=seconds, **settings).decisions
+    assert found == {"a": ItemDecision.ENCODED if is_encoded else ItemDecision.BUSY}
+
+
+@pytest.mark.parametrize("requests", range(8))
+@pytest.mark.parametrize("beside", [0, 1, 3, 9])
+@pytest.mark.parametrize("encoding", [0, 1, 4])
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_an_item_that_takes_as_long_here_as_there_is_as_one_of_unknown_time(
+    requests: int, beside: int, encoding: int, share: float
+) -> None:
+    state: dict[str, Any] = {"beside": beside, "encoding": encoding, "media_share": share}
+    by_seconds, by_count = (
+        chosen([A, B], encoder("E1", requests), seconds=seconds, **state).decisions
+        for seconds in (ItemSeconds(0.25, 0.25), ItemSeconds())
+    )
+    assert by_seconds == by_count
+
+
+def test_the_worker_encodes_what_neither_it_has_nor_e_has_encoded() -> None:
+    spared = {ItemDecision.ENCODED, ItemDecision.HELD, ItemDecision.PREFIX}
+    for decision in ItemDecision:
+        assert left_to_worker({"a": ItemDecision.HELD, "b": decision}) == (decision not in spared)
 
 
 def test_items_spread_over_encoders_by_what_they_have_and_do() -> None:

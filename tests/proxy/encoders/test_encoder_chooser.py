@@ -131,3 +131,61 @@ def test_what_a_worker_knows_by_no_name_is_not_held_by_it(state: State, clock: F
     for _ in range(10):
         state.arrivals.count(clock(), opens=True)
     assert decisions(state, chat) == [ItemDecision.ENCODED]
+
+
+def timed(state: State, model: str = "m") -> tuple[Any, Any]:
+    seconds = state.encoders.seconds(model)
+    return seconds.on_encoder, seconds.in_place
+
+
+def test_what_an_encoder_takes_is_learnt_from_its_legs(state: State, clock: FakeClock) -> None:
+    """Of each item, those that came before it too; what it has already says nothing."""
+    (encoder,) = (view for view in state.registry.views() if view.role is Role.ENCODE)
+    made = turn(state)
+    for number in range(20):
+        item = replace(made.request.media[0], name=f"{number}")
+        ahead = number % 3
+        for _ in range(ahead):
+            state.registry.reserve(encoder.id, 0)
+        encoded = state.encoders.until_encoded(made, encoder, [item])
+        clock.advance(0.1 * (1 + ahead))
+        encoded()
+        again = state.encoders.until_encoded(made, encoder, [item])
+        clock.advance(0.001)
+        again()
+        for _ in range(ahead):
+            state.registry.release(encoder.id)
+    assert timed(state) == (pytest.approx(0.1), None)
+    assert timed(state, "other") == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("decision", "predicted_s", "well", "expected"),
+    [
+        (ItemDecision.BUSY, 0.05, True, 0.2),
+        (ItemDecision.UNNAMED, 0.05, True, 0.2),
+        (ItemDecision.BUSY, None, True, None),  # no laws, or an answer in one piece
+        (ItemDecision.BUSY, 0.05, False, None),  # it failed
+        (ItemDecision.FAILED, 0.05, True, None),  # E took part of the time
+        (ItemDecision.SMALL, 0.05, True, None),
+        (ItemDecision.HELD, 0.05, True, None),
+    ],
+)
+def test_what_a_worker_takes_is_learnt_from_first_tokens_that_come_late(
+    state: State,
+    clock: FakeClock,
+    decision: ItemDecision,
+    predicted_s: float | None,
+    well: bool,
+    expected: float | None,
+) -> None:
+    made = turn(state)
+    for _ in range(10):
+        began = [
+            state.encoders.until_computed(made, {made.request.media[0].name: decision}, predicted_s) for _ in range(2)
+        ]
+        clock.advance(0.25)
+        began[0](well)  # of one item, before which there was none
+        clock.advance(0.2)
+        began[1](well)  # of one, after another
+    assert timed(state) == (None, expected if expected is None else pytest.approx(expected))

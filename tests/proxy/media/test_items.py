@@ -171,3 +171,12 @@ def test_metadata_take_the_place_of_some_items() -> None:
     prompt[0]["content"][2] = {"type": "image_embeds", "image_embeds": {"grid": [1, 2]}, "uuid": items[1].name}
     assert msgspec.json.decode(replaced(raw, [(items[1], part)])) == prompt
     assert replaced(raw, []) == raw
+
+
+def test_items_without_a_unit_of_their_own_do_not_count() -> None:
+    """As reasoning in Responses: no KV is told apart by it."""
+    part = {"type": "input_image", "image_url": "https://a.example/b.png"}
+    said = [{"type": "reasoning", "summary": []}, {"role": "user", "content": [part]}, part]
+    prompt = msgspec.Raw(msgspec.json.encode(said))
+    assert [each.unit for each in named(prompt, "input", "t")[1]] == [1, 2]
+    assert [each.unit for each in named(prompt, "input", "t", no_units=("reasoning",))[1]] == [0, 1]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from ppd.proxy.encoders.choosing import ItemDecision
 from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.peers.events import EmbeddingsHeld
 from ppd.proxy.routing.state import State
 from tests.proxy.encoders.test_encoder_chooser import decisions, turn
 from tests.proxy.peers.test_lessons import heard, pair_of, succeeded
@@ -83,3 +85,38 @@ async def test_a_process_that_joins_hears_what_workers_encode_now() -> None:
         here.encoders.until_computed(made, {made.request.media[0].name: BUSY})
         after = await succeeded(pair)
         assert decisions(after, turn(after)) == [ENCODED]
+
+
+async def test_a_process_that_joins_is_told_one_engines_items_at_a_time() -> None:
+    """All of hundreds of engines in one piece would stop the turns of both processes for a second."""
+    async with pair_of() as pair:
+        here = pair.ones[0].state
+        for number in range(4):
+            join_encoder(pair, f"e:{number + 1}")
+        encoders = [view for view in here.registry.views() if view.role is Role.ENCODE]
+        (item,) = turn(here).request.media
+        for view in encoders:
+            here.encoders.encoded(view, [replace(item, name=f"{view.name}/{number}") for number in range(1000)])
+        told = [
+            [event for event in batch if isinstance(event, EmbeddingsHeld)]
+            for batch in pair.ones[0].membership._replication.snapshot()
+        ]
+        assert [len(events) for events in told if events] == [1] * len(encoders)
+        after = await succeeded(pair)
+        kept = {each.worker: each.items for each in here.encoders.embeddings()}
+        assert {each.worker: each.items for each in after.encoders.embeddings()} == kept
+
+
+async def test_what_is_told_of_an_engine_is_as_it_is_when_it_is_told() -> None:
+    async with pair_of() as pair:
+        join_encoder(pair)
+        join_encoder(pair, "e:2")
+        here = pair.ones[0].state
+        (item,) = turn(here).request.media
+        first, second = (view for view in here.registry.views() if view.role is Role.ENCODE)
+        for view in (first, second):
+            here.encoders.encoded(view, [item])
+        told = here.encoders.embeddings()
+        assert next(told).worker == first.id
+        here.encoders.encoded(second, [replace(item, name="later")])
+        assert [each.items for each in told] == [[(item.name, 1337), ("later", 1337)]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -10,10 +11,13 @@ import pytest
 from ppd.proxy.connectors import CONNECTORS, is_of_sidecars
 from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.upstream.sidecar import legs_told
+from ppd.servers.fleet.ports import free_ports
 from ppd.servers.sidecar.allow_list import AllowList
+from ppd.servers.sidecar.prefills import HEADER
 from ppd.servers.sidecar.router import FailurePolicy, OnFailure
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, Faults, Order
 from tests.servers.sidecar.site import BODY, CHAT, Site
+from tests.support.fleet import start_engine
 
 NAMES = [name for name in CONNECTORS if is_of_sidecars(name)]
 NEEDY = ["nixl_push", "offload_p2p", "p2p_nccl"]  # without what they must know of P there is no SPLIT
@@ -119,3 +123,38 @@ async def test_trtllms_engine_is_sent_nothing_that_it_refuses() -> None:
     async with Site.of(connector="trtllm") as site:
         for to in (site.to_p, None):
             assert (await site.ask(to, priority=7, session_id="mine")).status == 200
+
+
+async def test_a_p_that_is_named_by_its_host_is_followed_to_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, at = asyncio.get_running_loop(), "127.0.0.1"
+    look_up = loop.getaddrinfo
+
+    async def looked_up(host: str, port: int, **options: Any) -> Any:
+        return await look_up(at if host == "p.test" else host, port, **options)
+
+    monkeypatch.setattr(loop, "getaddrinfo", looked_up)
+    (port,) = free_ports(1)
+    async with Site.of(names="D1 R1", prefills={f"p.test:{port}": {}}) as site:
+        for at in ("127.0.0.1", "127.0.0.2"):
+            async with AsyncExitStack() as life:
+                prefill = await start_engine(life, "P1", host=at, port=port)
+                said: Any = {"messages": [{"role": "user", "content": f"{at} {BODY['messages'][0]['content']}"}]}
+                answer = await site.ask({HEADER: f"p.test:{port}"}, **said)
+                assert (answer.status, answer.text) == (200, await right_text(site, **said)), answer.raw
+                assert answer.headers["X-PPD-Reason"] == "prefill_named"
+                assert len(prefill.received) == 1
+                await site.until(site.is_idle)
+
+
+async def test_what_was_told_of_a_p_that_is_another_one_by_now_costs_no_time() -> None:
+    """Its coordinates are those that were told at the start."""
+    async with Site.of(names=THREE, connector="nixl_push") as site:
+        port = int(site.engines["P1"].address.rpartition(":")[2])
+        await site.kill("P1")
+        async with AsyncExitStack() as life:
+            await start_engine(life, "P1", port=port, connector="nixl_push")
+            async with asyncio.timeout(10):
+                answer = await site.ask(site.to_p)
+            assert (answer.status, answer.text) == (200, await right_text(site)), answer.raw
+            assert answer.headers["X-PPD-Reason"] == "handoff_failed"
+            await site.until(lambda: not any(view.inflight for view in site.sidecar.state.registry.views()))

@@ -24,7 +24,7 @@ def with_excluded(
     turn: Turn, fleet: Fleet, rules: Rules, candidates: Candidates, judged: Sequence[Candidate]
 ) -> Sequence[Candidate]:
     """The ways that were judged, and some that were not, with the rule."""
-    found = list[Candidate]()
+    found: list[Candidate] = []
     for worker in _expected(turn, candidates):
         view = fleet.views.get(worker)
         if view is None or not (rule := _rule(rules, candidates, view)):

@@ -124,7 +124,7 @@ def ways(turn: Turn, candidates: Candidates, rules: Rules) -> list[Way]:
     else:
         decodes, feeding = looks.of((first,)), candidates.prefills_for(first)
     replicas = looks.of(_shortlist(turn, candidates.replicas, candidates))
-    as_replicas = list[Outlook]()
+    as_replicas: list[Outlook] = []
     if rules.prefills_answer and candidates.prefills_answer(turn):
         as_replicas = looks.of(filter(candidates.can_answer, _shortlist(turn, candidates.prefills, candidates)))
     alone = [at for at in decodes if answers_alone(at.view.worker)]

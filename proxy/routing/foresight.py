@@ -99,7 +99,7 @@ def came_to(
 
     computed_tokens: of the prompt, where the engine says so.
     """
-    measured = dict[Figure, float]()
+    measured: dict[Figure, float] = {}
     if computed_tokens is None or _is_near(computed_tokens, foreseen.new_tokens):
         measured[Figure.TTFT] = ttft_s
     if tpot_s is not None and output_tokens >= LEAST_OUTPUT_TOKENS and choices == 1:

@@ -14,14 +14,13 @@ XOR keeps keys apart, as all its operands are digests of different kinds under a
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from .hasher import NO_UNITS, Hasher, Units
-from .prefix_chain import Chain, Marks, TextOrKind, UnitHash
+from .prefix_chain import Chain, Marks, UnitHash
 from .text_cuts import Cut, TextCuts
 from .text_kinds import newest_texts
 
@@ -143,12 +142,11 @@ class OpenChain:
         ends: list[int],
         size: int = 0,
         cuts: TextCuts | None = None,
-        newest: deque[TextOrKind] | None = None,
     ) -> None:
         """size: bytes up to the head's end, whose keys and ends are given. cuts: of the texts after the head."""
         self._cuts = cuts
         self._mask = keys[-1] ^ keys[0]
-        self._newest = newest_texts() if newest is None else newest
+        self._newest = newest_texts()
         self._hasher = hasher
         self._keys = keys
         self._ends = ends

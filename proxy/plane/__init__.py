@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 try:
-    from .body_parts import PlainMessage, members, messages
+    from .body_parts import PlainMessage, member, members, messages
     from .bones import bones
     from .http1 import AnswerParser, NotHttp, RequestParser
     from .poller import Poller, SocketTransport
@@ -28,6 +28,7 @@ __all__ = [
     "TextHash",
     "TextLane",
     "bones",
+    "member",
     "members",
     "messages",
 ]

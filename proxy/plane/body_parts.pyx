@@ -81,6 +81,30 @@ def members(bytes body not None):
     return None
 
 
+def member(bytes body not None, bytes wanted not None):
+    """Where the value of the first member with this name begins and ends, as `members` would tell it.
+
+    None where there is none, or what comes before it is unusual. What comes behind it is not looked at.
+    """
+    cdef json_t data = <json_t>PyBytes_AS_STRING(body)
+    cdef Py_ssize_t size = len(body), at = json_space_end(data, 0, size), start, end
+    cdef String name
+    if at >= size or data[at] != c"{":
+        return None
+    while True:
+        start = named(data, json_space_end(data, at + 1, size), size, &name)
+        if start < 0:
+            return None
+        end = json_value_end(data, start, size)
+        if end < 0:
+            return None
+        if is_named(data, &name, PyBytes_AS_STRING(wanted), len(wanted)):
+            return start, end
+        at = json_space_end(data, end, size)
+        if at >= size or data[at] != c",":
+            return None
+
+
 def messages(data):
     """The messages of a chat, as any buffer of bytes: a `PlainMessage`, or where another message begins and ends.
 

@@ -145,10 +145,11 @@ class PromptReader:
         roles, unit = self._add_messages(messages, keys, ends, size, continues=continues)
         last_reply = max(roles.rfind(_REPLY), 0)
         reply = messages[last_reply - head_end - 1] if last_reply else None
-        marks = head.marks(has_system=before is not None).with_messages(
+        marks = head.marks(
             max(roles.find(_BY_USER), 0),
             max(roles.rfind(_BY_USER), 0),
             last_reply,
+            has_system=before is not None,
             reasons=isinstance(reply, PromptMessage) and comes_with_reasoning(reply),
         )
         for place in (last_reply - 1, len(keys) - 1):

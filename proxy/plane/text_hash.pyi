@@ -1,8 +1,10 @@
+from typing import Any
+
 IS_FAST: bool
 
 class TextHash:
     def __init__(self, secret: bytes, bits: int, before: dict[str, bytes], end: bytes, longest: int) -> None: ...
     def key(self, previous: int, before: bytes, text: bytes, end: bytes) -> int: ...
     def run(
-        self, messages: list[object], at: int, previous: int, size: int, around: int
+        self, messages: list[Any], at: int, previous: int, size: int, around: int
     ) -> tuple[list[int], list[int], list[bytes], bytearray]: ...

@@ -58,13 +58,21 @@ class Head(msgspec.Struct, frozen=True, gc=False):
             ends += map(size.__add__, tools.ends)
         return keys, ends, ends[-1]
 
-    def marks(self, *, has_system: bool) -> Marks:
+    def marks(
+        self,
+        first_user: int = 0,
+        last_user: int = 0,
+        last_reply: int = 0,
+        *,
+        has_system: bool,
+        reasons: bool = False,
+    ) -> Marks:
+        """Of a prompt with this head, and with these messages where they are known."""
         tools, first = len(self.tools.keys), self.tools_first
-        if not has_system:
-            return Marks(tools, tools_first=first)
-        if first and tools:
-            return Marks(tools, tools + 1, tools_first=first)
-        return Marks(tools + 1 if tools else 0, 1, tools_first=first)
+        system = 0
+        if has_system:
+            tools, system = (tools, tools + 1) if first and tools else (tools + 1 if tools else 0, 1)
+        return Marks(tools, system, first_user, last_user, last_reply, reasons, first)
 
 
 class CommonHead(NamedTuple):

@@ -60,7 +60,7 @@ def test_a_message_has_the_key_that_hashlib_gives(role: str, name: str, call_id:
 
 
 def test_a_run_ends_before_the_first_message_that_is_not_a_short_text_by_one_of_the_roles() -> None:
-    def taken(*said: dict[str, object]) -> int:
+    def taken(*said: object) -> int:
         told = messages(msgspec.json.encode([{"role": "user", "content": "one"}, *said]))
         assert told is not None
         keys, ends, texts, roles = hash_of().run(told[0], 0, 7, 100, 16)
@@ -85,8 +85,8 @@ def test_a_run_tells_keys_ends_texts_and_roles() -> None:
     assert told is not None
     first = expected(7, b"tool<", b"bc", b">")
     keys = [first, expected(first, b"user<", b"d", b">")]
-    assert hash_of().run(told[0], 1, 7, 100, 16) == (keys, [118, 135], [b"bc", b"d"], b"tu")
-    assert hash_of().run(told[0], 3, 7, 100, 16) == ([], [], [], b"")
+    assert hash_of().run(told[0], 1, 7, 100, 16) == (keys, [118, 135], [b"bc", b"d"], bytearray(b"tu"))
+    assert hash_of().run(told[0], 3, 7, 100, 16) == ([], [], [], bytearray())
 
 
 TEXTS = st.text(max_size=5) | st.sampled_from(["x" * 300, "\n" * 4096, "x" * 4097, "x-anthropic-billing-header: 1"])

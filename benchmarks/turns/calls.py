@@ -25,7 +25,7 @@ import ppd.proxy
 from ..small.decision_cost import SIZES, conversation
 from ..small.proxy_here import TurnBench, bench
 
-LIMITS = {"SPLIT": 743, "LOCAL": 577}
+LIMITS = {"SPLIT": 695, "LOCAL": 530}
 """With the compiled modules; of the first turn of a conversation of three messages, and of its second. Lower them."""
 
 CONVERSATIONS = 12

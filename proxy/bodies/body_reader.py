@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -26,6 +26,7 @@ from ..sessions.text_cuts import TextCuts
 from .body_worker import ForwardedBody, ReadAnswer, ReadForwarded, ReadTurn, TurnBody, Unreadable, WholeAnswer
 from .forwarded import model_of, public_body
 from .helper_process import HelperProcess
+from .known_frames import KnownFrames
 from .named_media import with_named_media
 from .shared_bytes import LARGE_BYTES, SharedBytes
 
@@ -62,6 +63,7 @@ class BodyReader:
         self._aliases = aliases
         self._templates = templates
         self._hasher = hasher
+        self._frames = KnownFrames()
         self._helper = helper or HelperProcess("ppd.proxy.bodies.body_worker")
 
     async def close(self) -> None:
@@ -70,19 +72,24 @@ class BodyReader:
     async def turn(self, endpoint: Endpoint, headers: Mapping[str, str], client: Client, body: Body) -> Request:
         """RequestError (400) for an invalid body."""
         config = self._config
-        if isinstance(body, bytes) and (looked := Look.at(body)).weighs <= _INTRICATE:
+        if isinstance(body, bytes) and (looked := look(body))[0] <= _INTRICATE:
+            weighs, depth = looked
             units_limit, depth_limit = config.request_units_limit, config.json_depth_limit
             rules = ReadingRules(
                 hasher=self._hasher,
                 tenant=client.tenant,
                 session_key=config.session_key,
-                depth_limit=None if looked.depth <= depth_limit else depth_limit,
-                units_limit=None if looked.weighs <= units_limit else units_limit,
+                depth_limit=None if depth <= depth_limit else depth_limit,
+                units_limit=None if weighs <= units_limit else units_limit,
                 salted=None if client.scope is None else client.scope.salt,
                 aliases=self._aliases(),
                 templates=self._templates(),
             )
-            request = parse_request(endpoint, body, headers, rules)
+            is_usual = endpoint is Endpoint.CHAT and depth <= depth_limit and weighs <= units_limit
+            request = self._frames.request(body, headers, rules) if is_usual else None
+            if request is None:
+                request = parse_request(endpoint, body, headers, rules)
+                self._frames.add(body, request, rules)
             return with_named_media(request, client.tenant, config.media_limit) if request.has_media else request
         how = ReadTurn(
             endpoint=endpoint,
@@ -138,7 +145,7 @@ class BodyReader:
     async def forwarded(self, content_type: str, body: Body, client: Client, path: str) -> tuple[str, Body]:
         """The model that it names, and the body that a worker may see."""
         depth_limit = self._config.json_depth_limit
-        if isinstance(body, bytes) and Look.at(body).weighs <= _INTRICATE:
+        if isinstance(body, bytes) and look(body)[0] <= _INTRICATE:
             model = model_of(content_type, body)
             return model, body if not body or is_form(content_type) else public_body(body, client, depth_limit, path)
         asked = ReadForwarded(content_type=content_type, client=client, depth_limit=depth_limit, path=path)
@@ -167,21 +174,17 @@ def body_of(parts: Sequence[bytes | memoryview]) -> Body:
     return b"".join(parts) if sum(map(len, parts)) <= LARGE_BYTES else SharedBytes.of(parts)
 
 
-class Look(NamedTuple):
-    """What one pass over a body's bytes shows, or its size: neither is too low."""
+def look(body: bytes) -> tuple[float, float]:
+    """How much a body weighs, which is at least as many values as it has, and how deep it is nested at most.
 
-    weighs: float  # as many values, at most
-    depth: float = math.inf
-
-    @classmethod
-    def at(cls, body: bytes) -> Look:
-        """Large bodies are not looked at here. Without compiled code, a short one weighs at most its bytes."""
-        if len(body) > LARGE_BYTES:
-            return cls(math.inf)
-        if plane.IS_BUILT:
-            depth, _, weighs = plane.bones(body)
-            return cls(weighs, depth)
-        return cls(weight(body) if len(body) > _SHORT_BYTES else len(body))
+    Large bodies are not looked at here. Without compiled code, a short one weighs at most its bytes.
+    """
+    if len(body) > LARGE_BYTES:
+        return math.inf, math.inf
+    if plane.IS_BUILT:
+        depth, _, weighs = plane.bones(body)
+        return weighs, depth
+    return weight(body) if len(body) > _SHORT_BYTES else len(body), math.inf
 
 
 def _read(decoder: msgspec.msgpack.Decoder[tuple[T | None, Unreadable | None]], answer: bytes) -> T:

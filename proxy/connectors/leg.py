@@ -199,7 +199,7 @@ def answering_fields(endpoint: Endpoint, fields: Fields, engine: str = "vllm") -
     kept = public_fields(fields)
     if engine in _UNTAKEN:
         kept = taken_fields(endpoint, kept, engine)
-    if decoded(kept.get("stream", _NULL)) is not True or client_wants_usage(endpoint, kept):
+    if "stream" not in kept or decoded(kept["stream"]) is not True or client_wants_usage(endpoint, kept):
         return kept
     options = members(kept.get("stream_options", _NULL)) or {}
     # Continuous usage needs include_usage, which this client did not set: the relay would have to remove it again.

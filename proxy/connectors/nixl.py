@@ -226,18 +226,17 @@ def _pinned_flaw(values: dict[str, Any]) -> str | None:
         return "remote_block_ids_empty"
     for name, kind in _NEEDED.items():
         value = values.get(name)
-        if value is None or value == "":
-            return f"{name}_missing"
-        if type(value) is not kind:
-            return f"{name}_invalid"
+        if type(value) is not kind or value == "":
+            return f"{name}_missing" if value is None or value == "" else f"{name}_invalid"
     return None
 
 
 def _pins_blocks(groups: Any) -> bool:
     # A list for each KV-cache group since vLLM 0.18, one flat list of ids before.
-    if not isinstance(groups, list) or not all(type(group) in (int, list) for group in groups):
+    if not isinstance(groups, list):
         return False
-    return any(type(group) is int or group for group in groups)
+    kinds = set(map(type, groups))
+    return kinds <= {int, list} and (int in kinds or any(groups))
 
 
 def _reachable(params: dict[str, msgspec.Raw], values: dict[str, Any], address: str) -> dict[str, Any]:

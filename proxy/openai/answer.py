@@ -29,11 +29,9 @@ from .answer_shapes import (
     usage_of,
 )
 from .body_members import without_nan
-from .request import Endpoint
+from .request import CHOOSING, Endpoint
 
 DONE = b"[DONE]"
-
-_RESPONSES, _MESSAGES = Endpoint.RESPONSES, Endpoint.MESSAGES  # looking up enum members by name is slow
 
 
 class AnswerSink(Protocol):
@@ -92,17 +90,8 @@ class AnswerObserver:
         self.summary = AnswerSummary()
         self._handle = HandleReader() if reads_handle else None
         self._sink = sink
-        self._ends_with_done = False
-        # Unbound, as bound methods would make a reference cycle: only the garbage collector would free an observer.
-        self._event: _Read
-        self._body: _Read
-        if endpoint is _RESPONSES:
-            self._event, self._body = AnswerObserver._responses_event, AnswerObserver._response_body
-        elif endpoint is _MESSAGES:
-            self._event, self._body = AnswerObserver._messages_event, AnswerObserver._message_body
-        else:
-            self._event = self._body = AnswerObserver._chunk
-            self._ends_with_done = True
+        self._event, self._body = _READS.get(endpoint, _CHUNKS)
+        self._ends_with_done = endpoint in CHOOSING
 
     def observe(self, data: bytes) -> None:
         if data == DONE:
@@ -157,35 +146,38 @@ class AnswerObserver:
     # Chat and completions
 
     def _chunk(self, data: bytes) -> None:
-        chunk = _CHUNK.decode(data)
+        chunk, summary = _CHUNK.decode(data), self.summary
         if chunk.error is not None:
             self._fail(data)
         elif chunk.object == "error":  # vLLM 0.9: the error's members at the top level
             self._fail(b'{"error":' + data + b"}")
         if chunk.usage is not None:
             self._count(chunk.usage)
-        if self.summary.response_id is None:
-            self.summary.response_id = chunk.id
+        if summary.response_id is None:
+            summary.response_id = chunk.id
         for choice in chunk.choices or ():
             if choice.index == 0:
                 self._choice(choice)
 
     def _choice(self, choice: AnswerChoice) -> None:
-        self.summary.finish_reason = choice.finish_reason or self.summary.finish_reason
+        if choice.finish_reason:
+            self.summary.finish_reason = choice.finish_reason
         if choice.text:
             self._text(choice.text)
         message = choice.delta or choice.message
         if message is None:
             return
-        self._text(message.content)
+        if message.content:
+            self._text(message.content)
         if message.reasoning or message.reasoning_content:
             self._reasoning()
         if message.refusal:
             self.summary.first_token_seen = True
-        for position, call in enumerate(message.tool_calls or ()):
-            function = call.function or Function()
-            index = position if call.index is None else call.index
-            self._tool_call(index, call.id, function.name, function.arguments or "")
+        if message.tool_calls:
+            for position, call in enumerate(message.tool_calls):
+                function = call.function or Function()
+                index = position if call.index is None else call.index
+                self._tool_call(index, call.id, function.name, function.arguments or "")
 
     # Responses
 
@@ -314,3 +306,10 @@ class AnswerObserver:
 
 
 _Read = Callable[[AnswerObserver, bytes], None]
+# What reads an event and what reads a whole body. Bound methods would make a reference cycle of an observer: only the
+# garbage collector would free it.
+_CHUNKS: tuple[_Read, _Read] = AnswerObserver._chunk, AnswerObserver._chunk
+_READS: dict[Endpoint, tuple[_Read, _Read]] = {
+    Endpoint.RESPONSES: (AnswerObserver._responses_event, AnswerObserver._response_body),
+    Endpoint.MESSAGES: (AnswerObserver._messages_event, AnswerObserver._message_body),
+}

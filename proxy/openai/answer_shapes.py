@@ -36,6 +36,7 @@ class TokenCounts(msgspec.Struct, frozen=True):
     cached_tokens: int | None = None
 
 
+_NOTHING = TokenCounts()
 _LARGEST = 2**53  # metrics are floats, which are exact up to here
 
 
@@ -45,13 +46,14 @@ def usage_of(usage: Usage | None) -> TokenCounts:
     A count that is negative or too large becomes None, as it would corrupt sums and metrics.
     """
     if usage is None:
-        return TokenCounts()
+        return _NOTHING
+    prompt, completion = usage.prompt_tokens, usage.completion_tokens
     details = usage.prompt_tokens_details or usage.input_tokens_details
-    prompt = usage.prompt_tokens
+    cached = usage.cache_read_input_tokens if details is None else details.cached_tokens
     if prompt is None and usage.input_tokens is not None:
         prompt = usage.input_tokens + (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
-    completion = usage.completion_tokens if usage.completion_tokens is not None else usage.output_tokens
-    cached = details.cached_tokens if details is not None else usage.cache_read_input_tokens
+    if completion is None:
+        completion = usage.output_tokens
     return TokenCounts(
         prompt if prompt is None or 0 <= prompt < _LARGEST else None,
         completion if completion is None or 0 <= completion < _LARGEST else None,
@@ -67,7 +69,7 @@ def body_usage(body: bytes) -> TokenCounts:
     try:
         return usage_of(msgspec.json.decode(body, type=UsageOnly).usage)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return TokenCounts()
+        return _NOTHING
 
 
 class Error(msgspec.Struct):

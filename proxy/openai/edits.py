@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -50,18 +51,23 @@ class Edits(msgspec.Struct, frozen=True):
 
     def markers(self) -> tuple[bytes, ...]:
         """An object to edit holds at least one of these byte strings; inside a JSON string they would be escaped."""
-        found = [b'_transfer_params"', b'"disaggregated_params"']
-        if self.hide_usage:
-            found.append(b'"usage"')
-        if self.hide_token_ids:
-            found.append(b'token_ids"')
-        if self.cached_tokens is not None:
-            found += [b'"cached_tokens"', b'"cache_read_input_tokens"']
-        return tuple(found)
+        return _markers(self.hide_usage, self.hide_token_ids, self.cached_tokens is not None)
 
     def shown(self, data: bytes) -> bytes:
         """With no more of the leg's id than the client may see."""
         return data if self.hides is None else data.replace(self.hides[0].encode(), self.hides[1].encode())
+
+
+@lru_cache
+def _markers(hides_usage: bool, hides_token_ids: bool, recounts: bool) -> tuple[bytes, ...]:
+    found = [b'_transfer_params"', b'"disaggregated_params"']
+    if hides_usage:
+        found.append(b'"usage"')
+    if hides_token_ids:
+        found.append(b'token_ids"')
+    if recounts:
+        found += [b'"cached_tokens"', b'"cache_read_input_tokens"']
+    return tuple(found)
 
 
 _TOKEN_IDS = re.compile(rb',"token_ids":\[((?:[0-9]{1,9},)*[0-9]{1,9}|)\]')
@@ -103,13 +109,16 @@ def edited_event(endpoint: Endpoint, data: bytes, edits: Edits) -> bytes | Dropp
 def edited_body(body: bytes, edits: Edits) -> bytes:
     body = edits.shown(body)
     # A whole answer shows usage, asked for or not.
-    shown = Edits(cached_tokens=edits.cached_tokens, hide_token_ids=edits.hide_token_ids)
-    if not any(marker in body for marker in shown.markers()):
+    for marker in _markers(False, edits.hide_token_ids, edits.cached_tokens is not None):
+        if marker in body:
+            break
+    else:  # nearly always
         return body
     answer = members(msgspec.Raw(body))
     if answer is None:
         marked = marked_nan(body)
         return body if marked is None else unmarked_nan(edited_body(marked, edits))
+    shown = Edits(cached_tokens=edits.cached_tokens, hide_token_ids=edits.hide_token_ids)
     return msgspec.json.encode(answer) if _edit(answer, shown) else body
 
 

@@ -5,8 +5,7 @@ OpenAI's and Anthropic's shapes as vLLM takes them.
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec.json import Decoder
@@ -84,12 +83,21 @@ def read(decoder: Decoder[T], raw: msgspec.Raw, name: str) -> T:
 def read_messages(raw: msgspec.Raw) -> list[Message]:
     """The messages of a chat; those that are one text and nothing else by compiled code, if there is any."""
     found = plane.messages(raw) if plane.IS_BUILT else None
-    if found is not None:
-        view = memoryview(raw)
-        # Whatever is wrong is told by the way that decodes all of them.
-        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return [MESSAGE.decode(view[one[0] : one[1]]) if isinstance(one, tuple) else one for one in found]
-    return [*read(MESSAGES, raw, "messages")]
+    if found is None or not _are_read(found[0], found[1], raw):
+        return [*read(MESSAGES, raw, "messages")]
+    return found[0]
+
+
+def _are_read(messages: list[Any], others: list[int], raw: msgspec.Raw) -> bool:
+    """Decodes the messages at those places. Whatever is wrong with one is told by the way that decodes all of them."""
+    view = memoryview(raw)
+    try:
+        for at in others:
+            start, end = messages[at]
+            messages[at] = MESSAGE.decode(view[start:end])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
 
 
 def is_by_user(content: Content) -> bool:

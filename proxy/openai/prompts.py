@@ -19,11 +19,11 @@ from msgspec.json import Encoder
 from ..errors import RequestError
 from ..media.items import UUID, media_type
 from ..sessions.hasher import HEAD_BYTES, NO_UNITS, Hasher, encoded
-from ..sessions.prefix_chain import NO_MARKS, UNIT_OVERHEAD_BYTES, BlockHash, Chain, Marks, UnitHash
+from ..sessions.prefix_chain import NO_MARKS, UNIT_OVERHEAD_BYTES, BlockHash, Chain, TextOrKind, UnitHash
 from ..sessions.prompt_head import Head, OpenChain
 from ..sessions.templates import PLAIN, Template
 from ..sessions.text_cuts import FINE_BYTES, LEAST_HEAD_BYTES, LONG_BYTES, TextCuts, UnitText
-from ..sessions.text_kinds import newest_texts
+from ..sessions.text_kinds import SAMPLED_UNITS
 from ..sessions.tool_call_hash import CallHash, CallPlaces
 from .body_members import pruned
 from .prompt_shapes import (
@@ -67,6 +67,7 @@ call."""
 
 _CALLS = frozenset(("function_call", "custom_tool_call"))
 _SYSTEM = frozenset(("system", "developer"))
+_REPLY, _BY_USER, _OTHER = b"a", b"u", b"-"  # who says a message; for texts the first letter of the role
 _SERVERS_OWN = frozenset(("id", "status"))
 _BILLING = BILLING.encode()
 _CANONICAL = Encoder(order="deterministic")
@@ -78,7 +79,8 @@ class PromptReader:
     def __init__(self, hasher: Hasher, template: Template = PLAIN, scope: int = 0) -> None:
         """scope: the key in which the chain begins."""
         self.hasher, self.scope = hasher, scope
-        self._template, self._newest = template, newest_texts()
+        self._template = template
+        self._newest: list[TextOrKind] = []
         self._seen: CallPlaces | None = None  # made with the first call or result: most prompts have none
         self._cuts = TextCuts()
         self.has_media = False
@@ -131,52 +133,76 @@ class PromptReader:
             raise RequestError("messages: must not be empty", param="messages")
         last = messages[-1]
         continues = prefills and last.role == "assistant" and not last.tool_calls
-        before = self._system_unit(head.seed, system, "system")
+        before = None if system is None else self._system_unit(head.seed, system, "system")
         if before is None and messages[0].role in _SYSTEM:
             first = messages.pop(0)
             self._system_texts = lambda: [first.role, *texts(first.content)]
             before = self._message(head.seed, first)
         keys, ends, size = head.chain(before)
-        self._note_head(head, keys, ends, has_system=before is not None)
-        key, mask = head.seed, keys[-1] ^ head.seed
-        first_user = last_user = last_reply = replies = 0
-        unit: UnitHash | None = None
-        reply: Message | None = None
-        for place, message in enumerate(messages, len(keys)):
-            self._cuts.start = size
-            role = message.role
-            if role == "assistant":
-                last_reply, reply, replies = place, message, replies + 1
-            elif role == "user" and (not isinstance(message, PromptMessage) or is_by_user(message.content)):
-                last_user = place
-                first_user = first_user or place
-            if continues and message is last:
-                unit = self._message_unit(key, message)
+        head_end = len(keys) - 1
+        if head_end:
+            self._note_head(head, keys, ends, has_system=before is not None)
+        roles, unit = self._add_messages(messages, keys, ends, size, continues=continues)
+        last_reply = max(roles.rfind(_REPLY), 0)
+        reply = messages[last_reply - head_end - 1] if last_reply else None
+        marks = head.marks(
+            max(roles.find(_BY_USER), 0),
+            max(roles.rfind(_BY_USER), 0),
+            last_reply,
+            has_system=before is not None,
+            reasons=isinstance(reply, PromptMessage) and comes_with_reasoning(reply),
+        )
+        for place in (last_reply - 1, len(keys) - 1):
+            if place > head_end:
+                self._note_newest(messages[place - head_end - 1], keys[place - 1], ends[place - 1])
+        mask = self._cuts.mask
+        if mask and reply is not None and roles.count(_REPLY) == 1 and (text := only_text(reply)):
+            self._cuts.note_only_reply(text, head.seed ^ mask, ends[head_end])
+        newest, cuts = tuple(self._newest[-SAMPLED_UNITS:]), self._cuts or None
+        return Chain(tuple(keys), tuple(ends), self.hasher, open_unit=unit, marks=marks, long_texts=cuts, texts=newest)
+
+    def _add_messages(
+        self, messages: list[Message], keys: list[int], ends: list[int], size: int, *, continues: bool
+    ) -> tuple[bytearray, UnitHash | None]:
+        """Adds their keys and ends. Returns a letter for each key, and the last unit if the reply continues it.
+
+        size: of the head, whose keys and ends are there.
+        """
+        roles, unit, mask, at = bytearray(len(keys)), None, self._cuts.mask, 0
+        closed = messages[:-1] if continues else messages
+        while at < len(messages):
+            # Nearly all messages of nearly all chats are short texts: one step takes all up to the next that is not.
+            found, sizes, said, by = self.hasher.text_units(closed, at, keys[-1] ^ mask, size, UNIT_OVERHEAD_BYTES)
+            if found:
+                keys += [key ^ mask for key in found] if mask else found
+                ends += sizes
+                roles += by
+                self._newest += said
+                at, size = at + len(found), sizes[-1]
+                if at == len(messages):
+                    break
+            message, self._cuts.start = messages[at], size
+            if at == len(closed):
+                unit = self._message_unit(keys[-1] ^ mask, message)
                 key, unit_size = unit.key(), unit.size
             else:
-                key, unit_size = self._message(key, message)
+                key, unit_size = self._message(keys[-1] ^ mask, message)
             size += unit_size
             keys.append(key ^ mask)
             ends.append(size)
-        head_marks = head.marks(has_system=before is not None)
-        reasons = isinstance(reply, PromptMessage) and comes_with_reasoning(reply)
-        marks = head_marks.with_messages(first_user, last_user, last_reply, reasons=reasons)
-        self._note_newest(messages, keys, ends, marks)
-        if replies == 1 and reply is not None and mask and (text := only_text(reply)):
-            self._cuts.note_only_reply(text, head.seed ^ mask, ends[marks.head])
-        newest, cuts = tuple(self._newest), self._cuts or None
-        return Chain(tuple(keys), tuple(ends), self.hasher, open_unit=unit, marks=marks, long_texts=cuts, texts=newest)
+            roles += _letter(message)
+            at += 1
+        return roles, unit
 
-    def _note_newest(self, messages: Sequence[Message], keys: Sequence[int], ends: Sequence[int], marks: Marks) -> None:
-        """Of the newest message, and of the last one before the newest reply. messages: those after the head."""
-        for place in sorted({marks.last_reply - 1, len(keys) - 1}):
-            message = messages[place - marks.head - 1] if place > marks.head else None
-            if message is None or message.role == "assistant" or message.tool_call_id:
-                continue
-            text = message.utf8 or encoded(first_text(message.content)[:HEAD_BYTES])
-            if len(text) > FINE_BYTES:
-                previous, name = keys[place - 1] ^ self._cuts.mask, message.name or ""
-                self._cuts.newest.append(UnitText(previous, message.role, name, text, ends[place - 1]))
+    def _note_newest(self, message: Message, previous: int, start: int) -> None:
+        """Of the newest message, and of the last one before the newest reply. previous, start: the key before it, and
+        the bytes up to there."""
+        if message.role == "assistant" or message.tool_call_id:
+            return
+        text = message.utf8 or encoded(first_text(message.content)[:HEAD_BYTES])
+        if len(text) > FINE_BYTES:
+            unit = UnitText(previous ^ self._cuts.mask, message.role, message.name or "", text, start)
+            self._cuts.newest.append(unit)
 
     def _message(self, previous: int, message: Message) -> tuple[int, int]:
         """Its key and size."""
@@ -230,7 +256,7 @@ class PromptReader:
             keys, ends, marks = [stored], [0], NO_MARKS
         else:
             self._note_head(head, keys, ends, has_system=system is not None)
-        units = OpenChain(self.hasher, keys, ends, size, self._cuts, self._newest)
+        units = OpenChain(self.hasher, keys, ends, size, self._cuts)
         if isinstance(items, str):
             self._add_content(units.begin("user"), items)
         else:
@@ -353,6 +379,13 @@ class PromptReader:
         else:
             own = {name: raw for name, raw in item.items() if kind == "item_reference" or name not in _SERVERS_OWN}
             self._add_opaque(units.begin(kind), own)
+
+
+def _letter(message: Message) -> bytes:
+    if message.role == "assistant":
+        return _REPLY
+    is_users = message.role == "user" and (not isinstance(message, PromptMessage) or is_by_user(message.content))
+    return _BY_USER if is_users else _OTHER
 
 
 def _canonical(name: str, raw: bytes) -> bytes:

@@ -14,6 +14,8 @@ from ..sessions.text_cuts import REPLY_CHARS, reply_alone
 from ..sessions.tool_call_hash import CallHash
 from .request import Endpoint, Request
 
+_CHAT, _COMPLETIONS, _RESPONSES = Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES  # quicker to look up
+
 
 class ReplyKey:
     """The first choice of one reply; feed it what the worker sends, in order."""
@@ -22,11 +24,12 @@ class ReplyKey:
 
     def __init__(self, request: Request) -> None:
         chain = request.prompt.chain
+        mask = chain.head_mask
         self._hasher = chain.hasher
-        self._form = _form_for(request)
+        self._form = _form_for(request, mask)
         self._with_call_ids = request.template.prints_call_ids
         self.add_text = self._form.add_text
-        self._head = chain.keys[chain.marks.head] if chain.head_mask and not chain.marks.last_reply else 0
+        self._head = chain.keys[chain.marks.head] if mask and not chain.marks.last_reply else 0
         self._opening = ""  # of the first reply after this head, see `text_cuts.reply_alone`
         if self._head:
             self.add_text = self._add_opening
@@ -77,31 +80,40 @@ class _Form(Protocol):
     def end(self) -> PrefixEnd | None: ...
 
 
-def _form_for(request: Request) -> _Form:
-    chain = request.prompt.chain
+def _form_for(request: Request, mask: int) -> _Form:
+    """mask: the chain's, see `Chain.head_mask`."""
+    chain, endpoint = request.prompt.chain, request.endpoint
+    hasher = chain.hasher
     if request.choices > 1 or request.single_engine in ("echo", "prompt_embeds"):
-        return _Unknowable(chain.hasher)
-    if request.endpoint is Endpoint.COMPLETIONS:
-        return _MoreText(chain.hasher, chain.resume()) if chain.is_text else _Unknowable(chain.hasher)
-    mask = chain.head_mask
+        return _Unknowable(hasher)
+    if endpoint is _COMPLETIONS:
+        return _MoreText(hasher, chain.resume()) if chain.is_text else _Unknowable(hasher)
     previous = chain.keys[-1] ^ mask
-    if request.endpoint is Endpoint.RESPONSES:
-        return _Items(chain.hasher, previous, mask)
-    unit = chain.open_unit.copy() if chain.open_unit else UnitHash(chain.hasher, previous, "assistant")
-    return (_Blocks if request.endpoint is Endpoint.MESSAGES else _Message)(chain.hasher, unit, mask)
+    if endpoint is _RESPONSES:
+        return _Items(hasher, previous, mask)
+    unit = chain.open_unit and chain.open_unit.copy()
+    return _Message(hasher, previous, mask, unit) if endpoint is _CHAT else _Blocks(hasher, previous, mask, unit)
 
 
 class _Message:
     """Chat: one message with all text as one string and all calls after it, whatever order they came in."""
 
-    def __init__(self, hasher: Hasher, unit: UnitHash, mask: int) -> None:
+    __slots__ = ("_calls", "_hasher", "_mask", "_previous", "_text", "_unit")
+
+    def __init__(self, hasher: Hasher, previous: int, mask: int, unit: UnitHash | None) -> None:
+        """unit: the message that the client has begun, if it has. previous: the key before any other."""
         self._hasher = hasher
+        self._previous = previous
+        self._mask = mask
         self._unit = unit
-        self._mask = mask  # the chain's, see `Chain.head_mask`
+        self._text = ""  # the first one, as long as there is no unit: that of a whole answer is hashed in one step
         self._calls: dict[int, CallHash] = {}
 
     def add_text(self, text: str) -> None:
-        self._unit.add_text(text)
+        if self._unit is None and not self._text:
+            self._text = text
+        else:
+            self._begun().add_text(text)
 
     def call(self, index: int) -> CallHash:
         if index not in self._calls:
@@ -109,10 +121,23 @@ class _Message:
         return self._calls[index]
 
     def end(self) -> PrefixEnd | None:
-        return PrefixEnd((self._with_calls() if self._calls else self._unit).key() ^ self._mask)
+        if self._calls:
+            key = self._with_calls().key()
+        elif self._text:
+            key = self._hasher.text_unit(self._previous, "assistant", None, None, encoded(self._text))
+        else:
+            key = self._begun().key()
+        return PrefixEnd(key ^ self._mask)
+
+    def _begun(self) -> UnitHash:
+        if self._unit is None:
+            self._unit = UnitHash(self._hasher, self._previous, "assistant")
+            self._unit.add_text(self._text)
+            self._text = ""
+        return self._unit
 
     def _with_calls(self) -> UnitHash:
-        unit = self._unit.copy()
+        unit = self._begun().copy()
         for _, call in sorted(self._calls.items()):
             unit.add_part(b"C", call.key(), call.size)
         return unit
@@ -121,11 +146,13 @@ class _Message:
 class _Blocks(_Message):
     """Messages: one message of blocks, in the order in which they came."""
 
+    __slots__ = ()
+
     def add_text(self, text: str) -> None:
         if self._calls:
             self._unit = self._with_calls()
             self._calls = {}
-        self._unit.add_text(text)
+        super().add_text(text)
 
 
 class _Items:

@@ -34,7 +34,7 @@ Fields = body_members.Fields
 Values = dict[str, Any]  # members decoded by the decoders of `_READ`
 
 MODEL_LIMIT = 256  # characters; the name is kept in receipts and repeated in errors
-_SHORT_LIMIT = 64 * 1024  # bytes of a member that holds a name, a number or a choice
+_SHORT_LIMIT = 64 * 1024  # bytes
 
 
 class Endpoint(StrEnum):
@@ -135,12 +135,17 @@ _READ_THROUGH = {
     Endpoint.RESPONSES: ("instructions", "input", *_RENDERED[Endpoint.RESPONSES]),
     Endpoint.MESSAGES: ("system", "messages", *_RENDERED[Endpoint.MESSAGES]),
 }
-_RENDERED_ANYWHERE = frozenset(name for names in _RENDERED.values() for name in names)
+RENDERED = frozenset(name for names in _RENDERED.values() for name in names)
 
 
 def scope_of(endpoint: Endpoint, hasher: Hasher, tenant: str, model: str) -> int:
     """The key in which a tenant's conversations with a model begin."""
     return hasher.usual_key(b"D", tenant, model, endpoint)
+
+
+def label_of(hasher: Hasher, scope: int, name: str | None, kind: str = "id") -> int | None:
+    """The key of a conversation's name."""
+    return hasher.key(b"I", f"{scope:x}", kind, name) if name else None
 
 
 class ReadPrompt(msgspec.Struct, frozen=True):
@@ -198,7 +203,7 @@ def request_of(
 ) -> Request:
     """The request of a body's members. known: what another process has read of its prompt."""
     kinds = _READ[endpoint]
-    values = {name: _short(kinds[name], raw, name) for name, raw in fields.items() if name in kinds}
+    values = {name: read_short(kinds[name], raw, name) for name, raw in fields.items() if name in kinds}
     model = _model(values)
     name = rules.aliases.get(model, model)
     scope, template = scope_of(endpoint, rules.hasher, rules.tenant, name), rules.templates.of(name, model)
@@ -212,7 +217,7 @@ def request_of(
         known = ReadPrompt(chain, count, _opener(endpoint, fields) if is_named_by_opener else None, reader.has_media)
     chain, opener = known.chain, known.opener
     choices = known.count * _count(values, "n")
-    explicit_id = session_name(headers, fields, _short, _NAMES.get(endpoint))
+    explicit_id = session_name(headers, fields, read_short, _NAMES.get(endpoint))
     named = opener or explicit_id
     return Request(
         endpoint=endpoint,
@@ -227,7 +232,7 @@ def request_of(
         prompt=Prompt(
             chain=chain,
             model=name,
-            label=rules.hasher.key(b"I", f"{scope:x}", "opener" if opener else "id", named) if named else None,
+            label=label_of(rules.hasher, scope, named, "opener" if opener else "id"),
             opener=opener,
             previous_response_id=values.get("previous_response_id"),
             response_scope=scope if endpoint is Endpoint.RESPONSES else None,
@@ -240,7 +245,8 @@ def request_of(
     )
 
 
-def _short(decoder: Decoder[Any], raw: msgspec.Raw, name: str) -> Any:
+def read_short(decoder: Decoder[Any], raw: msgspec.Raw, name: str) -> Any:
+    """A member that holds a name, a number or a choice."""
     if memoryview(raw).nbytes > _SHORT_LIMIT:
         raise RequestError(f"{name}: is longer than {_SHORT_LIMIT} bytes", param=name)
     return read(decoder, raw, name)
@@ -258,7 +264,7 @@ def _model(values: Values) -> str:
 def _chain(endpoint: Endpoint, fields: Fields, values: Values, reader: PromptReader, salt: str) -> tuple[Chain, int]:
     """With how many prompts it is of."""
     rendered: Fields = {}
-    if not _RENDERED_ANYWHERE.isdisjoint(fields):
+    if not RENDERED.isdisjoint(fields):
         rendered = {name: fields[name] for name in _RENDERED[endpoint] if name in fields}
     head = reader.head(salt, rendered)
     if endpoint is Endpoint.COMPLETIONS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 try:
-    from .body_parts import PlainMessage, members, messages
+    from .body_parts import PlainMessage, member, members, messages
     from .bones import bones
     from .http1 import AnswerParser, NotHttp, RequestParser
     from .packed_units import PackedUnits, TokenLine
@@ -31,6 +31,7 @@ __all__ = [
     "TextLane",
     "TokenLine",
     "bones",
+    "member",
     "members",
     "messages",
 ]

@@ -4,7 +4,7 @@
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.ref cimport PyObject
-from cpython.unicode cimport PyUnicode_DecodeASCII
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeASCII
 from libc.string cimport memcmp
 
 cdef extern from "json_text.h" nogil:
@@ -38,12 +38,6 @@ cdef struct String:
 
 cdef class PlainMessage:
     """A message that is one text, whose other members are at most a name and the id of the call that it answers."""
-
-    cdef readonly str role
-    cdef readonly bytes utf8
-    """Its text."""
-    cdef readonly str name
-    cdef readonly str tool_call_id
 
     tool_calls = None
     function_call = None
@@ -87,10 +81,35 @@ def members(bytes body not None):
     return None
 
 
+def member(bytes body not None, bytes wanted not None):
+    """Where the value of the first member with this name begins and ends, as `members` would tell it.
+
+    None where there is none, or what comes before it is unusual. What comes behind it is not looked at.
+    """
+    cdef json_t data = <json_t>PyBytes_AS_STRING(body)
+    cdef Py_ssize_t size = len(body), at = json_space_end(data, 0, size), start, end
+    cdef String name
+    if at >= size or data[at] != c"{":
+        return None
+    while True:
+        start = named(data, json_space_end(data, at + 1, size), size, &name)
+        if start < 0:
+            return None
+        end = json_value_end(data, start, size)
+        if end < 0:
+            return None
+        if is_named(data, &name, PyBytes_AS_STRING(wanted), len(wanted)):
+            return start, end
+        at = json_space_end(data, end, size)
+        if at >= size or data[at] != c",":
+            return None
+
+
 def messages(data):
     """The messages of a chat, as any buffer of bytes: a `PlainMessage`, or where another message begins and ends.
 
-    None where it is no list of objects. The other messages are whole if they are valid, which nobody has looked at.
+    Beside them the places of those others in the list. None where it is no list of objects. The others are whole if
+    they are valid, which nobody has looked at.
     """
     cdef Py_buffer view
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
@@ -100,15 +119,15 @@ def messages(data):
         PyBuffer_Release(&view)
 
 
-cdef list listed(json_t data, Py_ssize_t size):
+cdef tuple listed(json_t data, Py_ssize_t size):
     cdef Py_ssize_t at = json_space_end(data, 0, size), end
-    cdef list found = []
+    cdef list found = [], others = []
     cdef PlainMessage message
     if at >= size or data[at] != c"[":
         return None
     at = json_space_end(data, at + 1, size)
     if at < size and data[at] == c"]":
-        return found if json_space_end(data, at + 1, size) == size else None
+        return (found, others) if json_space_end(data, at + 1, size) == size else None
     while at < size and data[at] == c"{":
         message = PlainMessage.__new__(PlainMessage)
         end = read_plain(message, data, at, size)
@@ -118,10 +137,11 @@ cdef list listed(json_t data, Py_ssize_t size):
             end = json_value_end(data, at, size)
             if end < 0:
                 return None
+            others.append(len(found))
             found.append((at, end))
         at = json_space_end(data, end, size)
         if at < size and data[at] == c"]":
-            return found if json_space_end(data, at + 1, size) == size else None
+            return (found, others) if json_space_end(data, at + 1, size) == size else None
         if at >= size or data[at] != c",":
             return None
         at = json_space_end(data, at + 1, size)
@@ -210,11 +230,13 @@ cdef str ascii_of(json_t data, const String *found):
 
 
 cdef str role_of(json_t data, const String *found):
-    cdef str role = ascii_of(data, found)
+    cdef Py_ssize_t size
+    cdef const char *text
     for usual in USUAL_ROLES:  # one object for each
-        if role == usual:
+        text = PyUnicode_AsUTF8AndSize(usual, &size)
+        if is_named(data, found, text, size):
             return usual
-    return role
+    return ascii_of(data, found)
 
 
 cdef bytes text_of(json_t data, const String *found):

@@ -4,6 +4,8 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport uint64_t
 
+from .body_parts cimport PlainMessage
+
 cdef extern from "sha256.h" nogil:
     ctypedef struct sha256_t:
         pass
@@ -20,16 +22,56 @@ cdef class TextHash:
     """Hashes that begin with the same secret block."""
 
     cdef sha256_t _root
+    cdef int _dropped_bits
+    cdef dict _before
+    cdef bytes _end
+    cdef Py_ssize_t _longest
 
-    def __init__(self, bytes secret not None):
-        """secret: 64 bytes, a block of SHA-256."""
+    def __init__(self, bytes secret not None, int bits, dict before not None, bytes end not None, Py_ssize_t longest):
+        """secret: 64 bytes, a block of SHA-256. bits: of a key.
+
+        before, end, longest: of texts in a run. What comes before one, by the role that says it, and what after it.
+        """
         if PyBytes_GET_SIZE(secret) != 64 or not IS_FAST:
             raise ValueError("the secret must have 64 bytes, and the CPU instructions for SHA-256")
         sha256_start(&self._root)
         sha256_add(&self._root, PyBytes_AS_STRING(secret), 64)
+        self._dropped_bits = 64 - bits
+        self._before = before
+        self._end = end
+        self._longest = longest
 
-    def key(self, unsigned long long previous, bytes before not None, bytes text not None, bytes end not None):
-        """The first 8 bytes, little-endian, of the hash of `U`, `previous` in 8 bytes, and the three parts."""
+    def key(self, uint64_t previous, bytes before not None, bytes text not None, bytes end not None):
+        """Of the first 8 bytes, little-endian, of the hash of `U`, `previous` in 8 bytes, and the three parts."""
+        return self._key(previous, before, text, end)
+
+    def run(self, list messages not None, Py_ssize_t at, uint64_t previous, Py_ssize_t size, Py_ssize_t around):
+        """Of the messages from `at` on, as far as each is one text that is not too long, by one of the roles: keys,
+        each chained to the one before it, what the prompt then measures, the texts, and the first letters of the roles.
+
+        size: of the prompt before them. around: what a message has beside its text.
+        """
+        cdef list keys = [], ends = [], texts = []
+        cdef bytearray roles = bytearray()
+        cdef PlainMessage message
+        for one in messages[at:] if at else messages:
+            if type(one) is not PlainMessage:
+                break
+            message = <PlainMessage>one
+            before = self._before.get(message.role)
+            if before is None or message.name or message.tool_call_id is not None:
+                break
+            if not 0 < PyBytes_GET_SIZE(message.utf8) <= self._longest:
+                break
+            previous = self._key(previous, before, message.utf8, self._end)
+            size += around + PyBytes_GET_SIZE(message.utf8)
+            keys.append(previous)
+            ends.append(size)
+            texts.append(message.utf8)
+            roles.append(PyBytes_AS_STRING(before)[0])
+        return keys, ends, texts, roles
+
+    cdef uint64_t _key(self, uint64_t previous, bytes before, bytes text, bytes end) noexcept:
         cdef sha256_t hash = self._root
         cdef unsigned char start[9]
         cdef int place
@@ -40,4 +82,4 @@ cdef class TextHash:
         sha256_add(&hash, PyBytes_AS_STRING(before), PyBytes_GET_SIZE(before))
         sha256_add(&hash, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
         sha256_add(&hash, PyBytes_AS_STRING(end), PyBytes_GET_SIZE(end))
-        return sha256_end(&hash)
+        return sha256_end(&hash) >> self._dropped_bits

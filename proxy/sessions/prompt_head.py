@@ -14,14 +14,13 @@ XOR keeps keys apart, as all its operands are digests of different kinds under a
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from .hasher import NO_UNITS, Hasher, Units
-from .prefix_chain import Chain, Marks, TextOrKind, UnitHash
+from .prefix_chain import Chain, Marks, UnitHash
 from .text_cuts import Cut, TextCuts
 from .text_kinds import newest_texts
 
@@ -59,13 +58,21 @@ class Head(msgspec.Struct, frozen=True, gc=False):
             ends += map(size.__add__, tools.ends)
         return keys, ends, ends[-1]
 
-    def marks(self, *, has_system: bool) -> Marks:
+    def marks(
+        self,
+        first_user: int = 0,
+        last_user: int = 0,
+        last_reply: int = 0,
+        *,
+        has_system: bool,
+        reasons: bool = False,
+    ) -> Marks:
+        """Of a prompt with this head, and with these messages where they are known."""
         tools, first = len(self.tools.keys), self.tools_first
-        if not has_system:
-            return Marks(tools, tools_first=first)
-        if first and tools:
-            return Marks(tools, tools + 1, tools_first=first)
-        return Marks(tools + 1 if tools else 0, 1, tools_first=first)
+        system = 0
+        if has_system:
+            tools, system = (tools, tools + 1) if first and tools else (tools + 1 if tools else 0, 1)
+        return Marks(tools, system, first_user, last_user, last_reply, reasons, first)
 
 
 class CommonHead(NamedTuple):
@@ -143,12 +150,11 @@ class OpenChain:
         ends: list[int],
         size: int = 0,
         cuts: TextCuts | None = None,
-        newest: deque[TextOrKind] | None = None,
     ) -> None:
         """size: bytes up to the head's end, whose keys and ends are given. cuts: of the texts after the head."""
         self._cuts = cuts
         self._mask = keys[-1] ^ keys[0]
-        self._newest = newest_texts() if newest is None else newest
+        self._newest = newest_texts()
         self._hasher = hasher
         self._keys = keys
         self._ends = ends

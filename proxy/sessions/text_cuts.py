@@ -19,7 +19,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from itertools import takewhile
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from .hasher import END, HEAD_BYTES, USUAL_KEYS, Hasher, encoded, finished
 from .prefix_chain import UNIT_OVERHEAD_BYTES, Chain
@@ -73,7 +75,7 @@ _BELOW_LONG = _FINE_OFFSETS[: bisect_left(_FINE_OFFSETS, HEAD_BYTES)]
 _OF_HEADS = _FINE_OFFSETS[bisect_left(_FINE_OFFSETS, LEAST_HEAD_BYTES) :]
 
 
-class UnitText(NamedTuple):
+class UnitText(msgspec.Struct, frozen=True, gc=False):
     """The first text of a unit, if nothing comes before it there."""
 
     previous: int  # the key before the unit, without the head's mask

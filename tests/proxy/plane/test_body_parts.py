@@ -136,12 +136,14 @@ PLAIN = b'{"role": "user", "content": "hi"}'
     ],
 )
 def test_a_message_that_is_one_text_is_not_decoded(raw: bytes, is_plain: bool) -> None:
-    parts = plane.messages(b"[%b, %b ]" % (PLAIN, raw))
-    assert parts is not None and isinstance(parts[0], plane.PlainMessage)
+    told = plane.messages(b"[%b, %b ]" % (PLAIN, raw))
+    assert told is not None
+    parts, others = told
+    assert isinstance(parts[0], plane.PlainMessage)
     if is_plain:
-        assert isinstance(parts[1], plane.PlainMessage)
+        assert isinstance(parts[1], plane.PlainMessage) and others == []
     else:
-        assert parts[1] == (len(PLAIN) + 3, len(PLAIN) + 3 + len(raw))
+        assert parts[1] == (len(PLAIN) + 3, len(PLAIN) + 3 + len(raw)) and others == [1]
     expected = MESSAGES.decode(b"[%b]" % raw)
     assert list(map(shown, found(b"[%b]" % raw) or [])) == list(map(shown, expected))
 

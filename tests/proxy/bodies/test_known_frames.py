@@ -1,0 +1,204 @@
+"""A chat whose frame is known is the request that reading all of it makes, or is left to that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from ppd.proxy import plane
+from ppd.proxy.bodies.known_frames import FRAME_BYTES, MOST_FRAMES, KnownFrames
+from ppd.proxy.config import SessionKey
+from ppd.proxy.connectors import plain_leg
+from ppd.proxy.errors import RequestError
+from ppd.proxy.openai.body_members import SHORT_BYTES
+from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
+from ppd.proxy.sessions.hasher import Hasher
+from ppd.proxy.sessions.templates import Templates
+from ppd.proxy.sessions.text_cuts import cuts_of
+
+pytestmark = pytest.mark.skipif(not plane.IS_BUILT, reason="compiled code finds the frames")
+RULES = ReadingRules(hasher=Hasher(b"secret" * 8), tenant="t", depth_limit=None, units_limit=None)
+USER, REPLY = {"role": "user", "content": "hi, " * 90}, {"role": "assistant", "content": "ho"}
+MARK = "here are the messages"
+
+
+def chat(*messages: object, **members: object) -> bytes:
+    return json.dumps({"model": "m", "messages": messages, **members}).encode()
+
+
+def parsed(body: bytes, headers: Mapping[str, str], rules: ReadingRules = RULES) -> Request | None:
+    try:
+        return parse_request(Endpoint.CHAT, body, headers, rules)
+    except RequestError:
+        return None
+
+
+def taught(*bodies: bytes, rules: ReadingRules = RULES, headers: Mapping[str, str] | None = None) -> KnownFrames:
+    frames = KnownFrames()
+    for body in bodies:
+        assert frames.request(body, headers or {}, rules) is None
+        request = parsed(body, headers or {}, rules)
+        assert request is not None
+        for _ in range(2):
+            frames.add(body, request, rules)
+    return frames
+
+
+def shown(request: Request) -> tuple[object, ...]:
+    chain = request.prompt.chain
+    unit = chain.open_unit and (chain.open_unit.key(), chain.open_unit.size)
+    return (
+        [(name, bytes(raw)) for name, raw in request.fields.items()],
+        (chain.keys, chain.ends, chain.marks, chain.texts, unit, list(cuts_of(chain))),
+        {name: getattr(request, name) for name in request.__struct_fields__ if name not in ("fields", "prompt")},
+        {name: getattr(request.prompt, name) for name in request.prompt.__struct_fields__ if name != "chain"},
+        plain_leg(request.endpoint, request.fields, "id").body,
+    )
+
+
+MEMBERS = st.fixed_dictionaries(
+    {"model": st.sampled_from(["m", "other", "rôle"])},
+    optional={
+        "stream": st.booleans() | st.none(),
+        "max_tokens": st.integers(0, 9) | st.just(7.0),
+        "n": st.integers(1, 3),
+        "temperature": st.floats(0, 2),
+        "stop": st.sampled_from([["}", '"messages": ['], "]"]),
+        "stream_options": st.just({"include_usage": True}),
+        "user": st.sampled_from(['"messages":[]', "é\\"]),
+        "cache_salt": st.sampled_from(["", "s"]),
+        "prompt_cache_key": st.sampled_from(["k", "", 5]),
+        "priority": st.integers(-3, 3),
+        "tools": st.just([{"type": "function", "function": {"name": "f"}}]),
+        "continue_final_message": st.booleans(),
+        "messages ": st.just([]),
+    },
+)
+PART = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+TEXTS = st.text(max_size=20) | st.sampled_from(["x" * 300, '"', "\\", "]}", "}, {"])
+CONTENTS = TEXTS | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": TEXTS}) | st.just(PART), max_size=2)
+CHATS = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "system", "tool"]), "content": CONTENTS},
+        optional={"name": TEXTS, "tool_call_id": TEXTS, "x": st.none() | st.integers()},
+    ),
+    max_size=4,
+)
+SPANS = st.tuples(st.integers(0, 400), st.integers(0, 6), st.binary(max_size=4))
+HEADERS = st.sampled_from([{}, {"x-session-id": "named"}])
+
+
+@given(MEMBERS, st.integers(0, 9), CHATS, CHATS, st.sampled_from([None, 1]), st.lists(SPANS, max_size=2), HEADERS)
+def test_a_body_with_a_known_frame_is_the_request_that_reading_all_of_it_makes(
+    members: dict[str, Any],
+    place: int,
+    first: list[Any],
+    second: list[Any],
+    indent: int | None,
+    spans: Sequence[tuple[int, int, bytes]],
+    headers: dict[str, str],
+) -> None:
+    names = [*members]
+    names.insert(place % (len(names) + 1), "messages")
+    frame = json.dumps({name: members.get(name, MARK) for name in names}, indent=indent)
+    one, other = (frame.replace(json.dumps(MARK), json.dumps(said, indent=indent)).encode() for said in (first, second))
+    frames = KnownFrames()
+    frames.request(one, headers, RULES)
+    request = parsed(one, headers)
+    if request is not None:
+        for _ in range(2):
+            frames.add(one, request, RULES)
+    for start, size, new in spans:
+        other = other[:start] + new + other[start + size :]
+    got, expected = frames.request(other, headers, RULES), parsed(other, headers)
+    if got is not None:
+        assert expected is not None and shown(got) == shown(expected)
+    elif request is not None and expected is not None and not spans:
+        assert not {"tools", "continue_final_message"}.isdisjoint(members)
+
+
+def test_a_body_that_is_cut_anywhere_is_left_to_reading_all_of_it() -> None:
+    body = chat(USER, REPLY, USER, stream=True)
+    frames = taught(body)
+    for end in range(len(body)):
+        assert frames.request(body[:end], {}, RULES) is None
+    found = frames.request(body, {}, RULES)
+    assert found is not None and found.stream
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        chat(USER, tools=[{"type": "function", "function": {"name": "f"}}]),
+        chat(USER, chat_template_kwargs={"enable_thinking": False}),
+        chat(USER, REPLY, continue_final_message=True),
+        chat(USER, user="x" * FRAME_BYTES),
+        chat({"role": "user", "content": "x" * SHORT_BYTES}),
+        chat(USER)[:-1] + b', "model": "other"}',
+        chat(USER)[:-1] + b', "messages": ' + json.dumps([USER, REPLY, USER]).encode() + b"}",
+        b'{"m\\u006fdel": "m", "messages": ' + json.dumps([USER]).encode() + b"}",
+    ],
+)
+def test_what_is_rendered_long_or_ambiguous_is_read_each_time(body: bytes) -> None:
+    assert len(taught(body)) == 0
+
+
+def test_a_frame_keeps_nothing_of_the_messages() -> None:
+    frames = taught(chat({"role": "user", "content": "a secret"}, stream=True))
+    ((name, frame),) = frames._known.items()
+    assert b"a secret" not in b"".join([*name[2:], *map(bytes, frame.request.fields.values())])
+    assert frame.request.prompt.chain.keys == frame.request.prompt.chain.texts == ()
+
+
+def test_a_frame_counts_for_its_tenant_its_salt_and_one_set_of_names() -> None:
+    body, again = chat(USER), chat(USER, REPLY, USER)
+    frames = taught(body)
+    assert frames.request(again, {}, RULES) is not None
+    assert frames.request(again, {}, replace(RULES, tenant="u")) is None
+    assert frames.request(again, {}, replace(RULES, salted=str.upper)) is None
+    assert frames.request(again, {}, RULES) is not None
+    assert frames.request(again, {}, replace(RULES, aliases={"m": "n"})) is None
+    assert len(frames) == 0
+    frames = taught(body)
+    assert frames.request(again, {}, replace(RULES, templates=Templates(("m",)))) is None
+
+
+def test_a_session_that_is_known_by_its_opener_is_read_each_time() -> None:
+    assert len(taught(chat(USER), rules=replace(RULES, session_key=SessionKey.FIRST_USER_MESSAGE))) == 0
+
+
+def test_an_id_of_the_body_is_read_where_no_header_has_one() -> None:
+    first, body = chat(USER, conversation_id={}), chat(USER, REPLY, USER, conversation_id={})
+    frames = taught(first, headers={"x-session-id": "named"})
+    found = frames.request(body, {"x-session-id": "other"}, RULES)
+    assert found is not None and found.explicit_id == "other"
+    assert frames.request(body, {}, RULES) is None and parsed(body, {}) is None
+
+
+def test_frames_are_bounded() -> None:
+    frames = KnownFrames()
+    for number in range(MOST_FRAMES + 1):
+        body = chat(USER, seed=number)
+        frames.request(body, {}, RULES)
+        request = parsed(body, {})
+        assert request is not None
+        for _ in range(2):
+            frames.add(body, request, RULES)
+    assert len(frames) == 1
+
+
+def test_a_frame_that_comes_once_is_not_learned() -> None:
+    body = chat(USER)
+    request = parsed(body, {})
+    assert request is not None
+    frames = KnownFrames()
+    frames.add(body, request, RULES)
+    assert len(frames) == 0
+    frames.add(chat(USER, REPLY, USER), request, RULES)
+    assert len(frames) == 1

@@ -99,7 +99,7 @@ class KnownFrames:
         scope = scope_of(Endpoint.CHAT, rules.hasher, rules.tenant, request.prompt.model)
         head = PromptReader(rules.hasher, request.template, scope).head(request.cache_salt, {})
         others = {name: msgspec.Raw(b"" if name == _MEMBER else bytes(raw)) for name, raw in fields.items()}
-        prompt = replace(request.prompt, chain=Chain((), (), rules.hasher), label=None)
+        prompt = replace(request.prompt, chain=Chain((0,), (0,), rules.hasher), label=None)
         known = replace(request, fields=others, prompt=prompt, explicit_id=None)
         self._known[name] = _Frame(known, scope, head)
 

@@ -169,10 +169,10 @@ class PromptReader:
         size: of the head, whose keys and ends are there.
         """
         roles, unit, mask, at = bytearray(len(keys)), None, self._cuts.mask, 0
-        closed = messages[:-1] if continues else messages
+        closed, text_units = messages[:-1] if continues else messages, self.hasher.text_units
         while at < len(messages):
             # Nearly all messages of nearly all chats are short texts: one step takes all up to the next that is not.
-            found, sizes, said, by = self.hasher.text_units(closed, at, keys[-1] ^ mask, size, UNIT_OVERHEAD_BYTES)
+            found, sizes, said, by = text_units(closed, at, keys[-1] ^ mask, size, UNIT_OVERHEAD_BYTES)
             if found:
                 keys += [key ^ mask for key in found] if mask else found
                 ends += sizes

@@ -36,6 +36,13 @@ cdef struct String:
     Py_ssize_t escapes
 
 
+cdef struct Member:
+    String name
+    Py_ssize_t begins  # with the quotation mark before its name
+    Py_ssize_t start  # of its value
+    Py_ssize_t end
+
+
 cdef class PlainMessage:
     """A message that is one text, whose other members are at most a name and the id of the call that it answers."""
 
@@ -54,30 +61,26 @@ def members(bytes body not None):
     What the values are is not looked at: of valid JSON they are whole.
     """
     cdef json_t data = <json_t>PyBytes_AS_STRING(body)
-    cdef Py_ssize_t size = len(body), at, start
-    cdef String name
+    cdef Py_ssize_t size = len(body), at
+    cdef Member one
     cdef list found = []
     at = json_space_end(data, 0, size)
     if at >= size or data[at] != c"{":
         return None
+    one.end = at
     at = json_space_end(data, at + 1, size)
     if at < size and data[at] == c"}":
         return found if json_space_end(data, at + 1, size) == size else None
     while len(found) < MOST_MEMBERS:
-        start = at
-        at = named(data, at, size, &name)
-        if at < 0:
+        if not next_member(data, size, &one):
             return None
-        end = json_value_end(data, at, size)
-        if end < 0:
-            return None
-        found.append((ascii_of(data, &name), start, at, end))
-        at = json_space_end(data, end, size)
+        found.append((ascii_of(data, &one.name), one.begins, one.start, one.end))
+        at = json_space_end(data, one.end, size)
         if at < size and data[at] == c"}":
             return found if json_space_end(data, at + 1, size) == size else None
         if at >= size or data[at] != c",":
             return None
-        at = json_space_end(data, at + 1, size)
+        one.end = at
     return None
 
 
@@ -87,22 +90,18 @@ def member(bytes body not None, bytes wanted not None):
     None where there is none, or what comes before it is unusual. What comes behind it is not looked at.
     """
     cdef json_t data = <json_t>PyBytes_AS_STRING(body)
-    cdef Py_ssize_t size = len(body), at = json_space_end(data, 0, size), start, end
-    cdef String name
-    if at >= size or data[at] != c"{":
+    cdef Py_ssize_t size = len(body)
+    cdef Member one
+    one.end = json_space_end(data, 0, size)
+    if one.end >= size or data[one.end] != c"{":
         return None
-    while True:
-        start = named(data, json_space_end(data, at + 1, size), size, &name)
-        if start < 0:
+    while next_member(data, size, &one):
+        if is_named(data, &one.name, PyBytes_AS_STRING(wanted), len(wanted)):
+            return one.start, one.end
+        one.end = json_space_end(data, one.end, size)
+        if one.end >= size or data[one.end] != c",":
             return None
-        end = json_value_end(data, start, size)
-        if end < 0:
-            return None
-        if is_named(data, &name, PyBytes_AS_STRING(wanted), len(wanted)):
-            return start, end
-        at = json_space_end(data, end, size)
-        if at >= size or data[at] != c",":
-            return None
+    return None
 
 
 def messages(data):
@@ -190,6 +189,17 @@ cdef Py_ssize_t read_plain(PlainMessage message, json_t data, Py_ssize_t at, Py_
     message.name = ascii_of(data, &author) if author.end else None
     message.tool_call_id = ascii_of(data, &call) if call.end else None
     return at + 1
+
+
+cdef bint next_member(json_t data, Py_ssize_t size, Member *one) noexcept nogil:
+    """Goes on to the member behind the brace or comma at the end of this one; false if there is none, or it is not
+    plain."""
+    one.begins = json_space_end(data, one.end + 1, size)
+    one.start = named(data, one.begins, size, &one.name)
+    if one.start < 0:
+        return False
+    one.end = json_value_end(data, one.start, size)
+    return one.end >= 0
 
 
 cdef Py_ssize_t string(json_t data, Py_ssize_t at, Py_ssize_t size, String *found) noexcept nogil:

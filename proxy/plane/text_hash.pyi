@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 IS_FAST: bool
@@ -7,4 +8,4 @@ class TextHash:
     def key(self, previous: int, before: bytes, text: bytes, end: bytes) -> int: ...
     def run(
         self, messages: list[Any], at: int, previous: int, size: int, around: int
-    ) -> tuple[list[int], list[int], list[bytes], bytearray]: ...
+    ) -> tuple[Sequence[int], Sequence[int], Sequence[bytes], bytes | bytearray]: ...

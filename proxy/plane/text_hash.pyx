@@ -18,6 +18,9 @@ IS_FAST = bool(sha256_is_there())
 """Whether this CPU has the instructions. Without them `hashlib` is as fast, and `TextHash` must not be made."""
 
 
+cdef tuple NOTHING = ((), (), (), b"")
+
+
 cdef class TextHash:
     """Hashes that begin with the same secret block."""
 
@@ -51,25 +54,33 @@ cdef class TextHash:
 
         size: of the prompt before them. around: what a message has beside its text.
         """
-        cdef list keys = [], ends = [], texts = []
-        cdef bytearray roles = bytearray()
-        cdef PlainMessage message
-        for one in messages[at:] if at else messages:
-            if type(one) is not PlainMessage:
-                break
-            message = <PlainMessage>one
-            before = self._before.get(message.role)
-            if before is None or message.name or message.tool_call_id is not None:
-                break
-            if not 0 < PyBytes_GET_SIZE(message.utf8) <= self._longest:
-                break
-            previous = self._key(previous, before, message.utf8, self._end)
-            size += around + PyBytes_GET_SIZE(message.utf8)
+        cdef list keys, ends, texts
+        cdef bytearray roles
+        cdef bytes text, before = self._before_text(messages, at)
+        if before is None:
+            return NOTHING
+        keys, ends, texts, roles = [], [], [], bytearray()
+        while before is not None:
+            text = (<PlainMessage>messages[at]).utf8
+            previous = self._key(previous, before, text, self._end)
+            size += around + PyBytes_GET_SIZE(text)
             keys.append(previous)
             ends.append(size)
-            texts.append(message.utf8)
+            texts.append(text)
             roles.append(PyBytes_AS_STRING(before)[0])
+            at += 1
+            before = self._before_text(messages, at)
         return keys, ends, texts, roles
+
+    cdef bytes _before_text(self, list messages, Py_ssize_t at):
+        """What comes before the text of the message there; None where the run has ended."""
+        if not 0 <= at < len(messages) or type(messages[at]) is not PlainMessage:
+            return None
+        cdef PlainMessage message = <PlainMessage>messages[at]
+        before = self._before.get(message.role)
+        if before is None or message.name or message.tool_call_id is not None:
+            return None
+        return before if 0 < PyBytes_GET_SIZE(message.utf8) <= self._longest else None
 
     cdef uint64_t _key(self, uint64_t previous, bytes before, bytes text, bytes end) noexcept:
         cdef sha256_t hash = self._root

@@ -58,7 +58,14 @@ NO_UNITS = Units()
 TextUnits = tuple[Sequence[int], Sequence[int], Sequence[bytes], bytes | bytearray]
 """Units that are one text each: keys, ends, texts, and the first letters of the roles."""
 
-_NO_TEXTS: TextUnits = ((), (), (), b"")
+
+def no_text_units(messages: list[Any], at: int, previous: int, size: int, around: int) -> TextUnits:
+    """Those of the messages from `at` on, up to the first that is anything but a text of up to `HEAD_BYTES`.
+
+    Compiled code takes all of them in one step; without it each is hashed by itself. size: of the prompt before them.
+    around: what a unit has beside its text.
+    """
+    return (), (), (), b""
 
 
 class Hasher:
@@ -73,6 +80,7 @@ class Hasher:
         block = hashlib.sha512(secret).digest()
         self._root = hashlib.sha256(block)
         self._texts = plane.TextHash(block, KEY_BITS, _IN_RUNS, END, HEAD_BYTES) if plane.IS_FAST else None
+        self.text_units = no_text_units if self._texts is None else self._texts.run
         # BLAKE3 hashes many blocks of a long text in parallel, with AVX-512 in a quarter of SHA-256's time: 130 KB take
         # 25 us, not 91; 26 KB take 7 us, not 19. 100 bytes take 0.5 us with both, but its state is 2.0 KB, not 0.2.
         # Its key is derived from the secret separately, so neither hash says anything about the other.
@@ -135,14 +143,6 @@ class Hasher:
         if len(raw) <= HEAD_BYTES:
             return self.key(b"F", raw)
         return int.from_bytes(self.beyond(raw).digest(8), "little")
-
-    def text_units(self, messages: list[Any], at: int, previous: int, size: int, around: int) -> TextUnits:
-        """Those of the messages from `at` on, up to the first that is anything but a text of up to `HEAD_BYTES`.
-
-        All in one step, by compiled code; without it none. size: of the prompt before them. around: what a unit has
-        beside its text.
-        """
-        return _NO_TEXTS if self._texts is None else self._texts.run(messages, at, previous, size, around)
 
     def text_unit(self, previous: int, role: str, name: str | None, call_id: str | None, text: bytes) -> int:
         """The key of a `UnitHash` with one text that is not empty, in one step: nearly all messages are that."""

@@ -112,6 +112,23 @@ def test_members_are_those_that_decoding_finds(
         assert body[start:end].startswith(b'"%b"' % name.encode()) and body[start:end].endswith(bytes(fields[name]))
 
 
+@given(
+    st.dictionaries(TEXTS, VALUES, max_size=5), st.booleans(), st.sampled_from([None, 1]), st.lists(SPANS, max_size=2)
+)
+def test_one_member_is_found_where_all_are(
+    members: dict[str, Any], is_ascii: bool, indent: int | None, spans: list[tuple[int, int, bytes]]
+) -> None:
+    whole = changed(written({**members, "wanted": [1], "last": {}}, is_ascii, indent), spans)
+    for end in range(len(whole) + 1):
+        body = whole[:end]
+        place, all_of_them = plane.member(body, b"wanted"), plane.members(body)
+        if all_of_them is not None:
+            first = next((start_end for name, _, *start_end in all_of_them if name == "wanted"), None)
+            assert place == (None if first is None else tuple(first))
+        elif place is not None:
+            assert plane.members(body[: place[1]] + b"}") is not None
+
+
 PLAIN = b'{"role": "user", "content": "hi"}'
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ppd.proxy.openai.prompts import PromptReader
 from ppd.proxy.plane import IS_FAST, TextHash, messages
-from ppd.proxy.sessions.hasher import Hasher
+from ppd.proxy.sessions.hasher import Hasher, no_text_units
 from ppd.proxy.sessions.prefix_chain import Chain
 from ppd.proxy.sessions.text_cuts import cuts_of
 
@@ -86,7 +86,7 @@ def test_a_run_tells_keys_ends_texts_and_roles() -> None:
     first = expected(7, b"tool<", b"bc", b">")
     keys = [first, expected(first, b"user<", b"d", b">")]
     assert hash_of().run(told[0], 1, 7, 100, 16) == (keys, [118, 135], [b"bc", b"d"], bytearray(b"tu"))
-    assert hash_of().run(told[0], 3, 7, 100, 16) == ([], [], [], bytearray())
+    assert hash_of().run(told[0], 3, 7, 100, 16) == ((), (), (), b"")
 
 
 TEXTS = st.text(max_size=5) | st.sampled_from(["x" * 300, "\n" * 4096, "x" * 4097, "x-anthropic-billing-header: 1"])
@@ -101,7 +101,7 @@ MESSAGE = st.fixed_dictionaries(
 @given(st.lists(MESSAGE | MESSAGE.map(lambda one: {**one, "role": "user"}), min_size=1, max_size=40), st.booleans())
 def test_a_chat_has_the_chain_that_single_steps_give(chat: list[Any], prefills: bool) -> None:
     slow = Hasher(b"s" * 32)
-    slow._texts = None
+    slow._texts, slow.text_units = None, no_text_units
     raw = msgspec.Raw(msgspec.json.encode(chat))
 
     def read(hasher: Hasher) -> tuple[object, ...]:

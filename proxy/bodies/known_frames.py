@@ -80,10 +80,10 @@ class KnownFrames:
 
     def add(self, body: bytes, request: Request, rules: ReadingRules) -> None:
         """request: what `parse_request` has made of the body. It is learned when it comes again."""
-        fields, place = request.fields, _place(body)
-        if request.endpoint is not Endpoint.CHAT or rules.session_key is not SessionKey.PREFIX or place is None:
+        fields = request.fields
+        if request.endpoint is not Endpoint.CHAT or rules.session_key is not SessionKey.PREFIX:
             return
-        if not _READ_EACH_TIME.isdisjoint(fields):
+        if not _READ_EACH_TIME.isdisjoint(fields) or (place := _place(body)) is None:
             return
         name = _name(body, place, rules)
         if hash(name) not in self._seen:
@@ -98,7 +98,7 @@ class KnownFrames:
             self._known.clear()
         scope = scope_of(Endpoint.CHAT, rules.hasher, rules.tenant, request.prompt.model)
         head = PromptReader(rules.hasher, request.template, scope).head(request.cache_salt, {})
-        others = {name: msgspec.Raw(b"" if name == _MEMBER else bytes(raw)) for name, raw in fields.items()}
+        others = {member: msgspec.Raw(b"" if member == _MEMBER else bytes(raw)) for member, raw in fields.items()}
         prompt = replace(request.prompt, chain=Chain((0,), (0,), rules.hasher), label=None)
         known = replace(request, fields=others, prompt=prompt, explicit_id=None)
         self._known[name] = _Frame(known, scope, head)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import aiohttp
 
-from ppd.servers.fleet.ports import free_ports
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.launch import running_engine
 from tests.support.serve_program import Program, serving, until
@@ -22,14 +22,19 @@ class Asking:
     """First turns over one connection, and so to one process."""
 
     def __init__(self, program: Program) -> None:
-        (self._port,) = free_ports(1)
         self._program = program
-        connector = aiohttp.TCPConnector(local_addr=("127.0.0.1", self._port), limit=1)
-        self.session = aiohttp.ClientSession(connector=connector)
+        self._socket: socket.socket | None = None
+        self.session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1, socket_factory=self._made))
+
+    def _made(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        self._socket = made = socket.socket(*address[:3])
+        made.setblocking(False)
+        return made
 
     @property
     def process(self) -> int:
-        return self._program.child_of(self._port)
+        assert self._socket is not None, "it has asked"
+        return self._program.child_of(self._socket.getsockname()[1])
 
     async def error(self) -> float:
         """Of the estimate of a prompt's tokens, relative to what the engine has counted.

@@ -100,7 +100,7 @@ class Returns:
     def _new_rate(self, worker: WorkerId, book: CacheBook, model: str, now_s: float) -> float:
         rates, rate = self._forecasts.return_rates(model, now_s), 0.0
         for session in map(self._sessions.of_history, book.newest(NEWEST)):
-            if session is not None and session.decode == worker and (calls_tool := session.awaited()) is not None:
+            if session is not None and session.decode == worker and (calls_tool := session.awaits) is not None:
                 of_kind = rates[kind_of(session.turn, calls_tool)]
                 rate += of_kind[bisect_right(RATE_ENDS, now_s - session.seen_s)]
         return rate
@@ -120,7 +120,7 @@ class Returns:
     def _chance(self, key: int, book: CacheBook, model: str, now_s: float) -> float:
         """That a turn comes back which only this worker serves from its cache."""
         session = self._sessions.of_history(key)
-        if session is None or (calls_tool := session.awaited()) is None:
+        if session is None or (calls_tool := session.awaits) is None:
             return 0.0
         if self._beliefs.is_held_elsewhere(key, book, prefills_answer=self.prefills_answer):
             return 0.0

@@ -33,10 +33,9 @@ KEPT = 256
 _FIRST = 32  # of these, so many of the first and of the newest always stay
 _NEWEST = 128
 
-LEARNT = struct.Struct("<dIIB")
+LEARNT = struct.Struct("<dII")
 """What is before the units in the same bytes: see `Session.learnt`."""
 
-_FLAGS = LEARNT.size - 1  # where they are
 _HEAD = struct.Struct("<IHHHHBQI")
 _UNIT = struct.Struct("<QIH")
 _HEAD_BYTES, _MOST_BYTES = LEARNT.size + _HEAD.size, KEPT * _UNIT.size
@@ -115,9 +114,8 @@ class UncompiledUnits:
             raise ValueError("kept units have another layout")
 
     def is_of(self, data: bytes) -> bool:
-        """Whether no turn has ended since: of what they were read from, only the session's flags may have changed."""
-        ours = self._data
-        return ours is data or (ours[_FLAGS + 1 :] == data[_FLAGS + 1 :] and ours[:_FLAGS] == data[:_FLAGS])
+        """Whether they were read from this very object: no turn of its session has ended since."""
+        return self._data is data
 
     def key(self, place: int) -> int:
         return self._unit(place)[0]
@@ -251,7 +249,7 @@ class KeptUnits(_Units):
 
 
 _EMPTY = _HEAD.pack(0, 0, 0, 0, 0, 0, 0, 0)
-NOTHING_LEARNT = LEARNT.pack(0.0, 0, 0, 0)
+NOTHING_LEARNT = LEARNT.pack(0.0, 0, 0)
 NO_UNITS_KEPT = KeptUnits(NOTHING_LEARNT)
 
 

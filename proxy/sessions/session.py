@@ -23,10 +23,8 @@ from .prefix_chain import Chain, PrefixEnd
 from .text_cuts import FIRST_LONG_BLOCK, unpack_points
 
 _PREFIX = struct.Struct("<QIIII??")
-_Learnt = tuple[float, int, int, int]
-"""Mean length of answers in tokens, 0 before any turn has ended; tokens of D's residency, then of P's; flags."""
-_AWAITED, _CALLS_TOOL = 1, 2  # flags: no turn has come since the last answer; that answer called a tool
-_FLAGS_AT = LEARNT.size - 1
+_Learnt = tuple[float, int, int]
+"""Mean length of answers in tokens, 0 before any turn has ended; tokens of D's residency, then of P's."""
 _MARK = struct.Struct("<QI")
 _HEXADECIMAL = f"%0{KEY_BITS // 4}x"
 _MESSAGES_MARKED = 16  # after tools: the first ones
@@ -109,6 +107,8 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
     packed_prefixes: bytes = b""
     packed_marks: bytes = b""
     packed_head: bytes = b""  # see `text_cuts.head_points`
+    awaits: bool | None = None
+    """No turn has come since the last answer, and whether that called a tool; None: one has come."""
 
     @property
     def id(self) -> str:
@@ -131,7 +131,7 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
     def learnt(self) -> tuple[float | None, Residency | None, Residency | None]:
         """Mean length of its answers, and what the decode and the prefill worker held after its last turn."""
         learnt: _Learnt = LEARNT.unpack_from(self.packed)
-        output_tokens, decode_tokens, prefill_tokens, _ = learnt
+        output_tokens, decode_tokens, prefill_tokens = learnt
         decode = prefill = None
         if self.decode is not None:
             decode = Residency(self.decode, self.decode_incarnation, decode_tokens)
@@ -157,7 +157,7 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
         calls_tool: a turn has been answered so, and the next one is waited for; None: none has.
         """
         before: _Learnt = LEARNT.unpack_from(self.packed)
-        _, decode_tokens, prefill_tokens, flags = before
+        _, decode_tokens, prefill_tokens = before
         if decode is not None:
             self.decode, self.decode_incarnation = decode.worker, decode.incarnation
             decode_tokens = decode.tokens
@@ -167,25 +167,16 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
         if units is None:
             units = self.packed[LEARNT.size :]
         if calls_tool is not None:
-            flags = _AWAITED | _CALLS_TOOL if calls_tool else _AWAITED
-        self.packed = LEARNT.pack(output_tokens or 0.0, decode_tokens, prefill_tokens, flags) + units
+            self.awaits = calls_tool
+        self.packed = LEARNT.pack(output_tokens or 0.0, decode_tokens, prefill_tokens) + units
 
     def keep_prefixes(self, prefixes: Sequence[KnownPrefix]) -> None:
         self.packed_prefixes = b"".join([_PREFIX.pack(*astuple(prefix)) for prefix in prefixes]) if prefixes else b""
 
-    def awaited(self) -> bool | None:
-        """Whether the answer before called a tool; None if its next turn is here already."""
-        flags = self.packed[_FLAGS_AT]
-        return bool(flags & _CALLS_TOOL) if flags & _AWAITED else None
-
     def came_back(self) -> bool | None:
         """Its next turn is here. Whether the answer before called a tool; None if it has been here already."""
-        packed = self.packed
-        flags = packed[_FLAGS_AT]
-        if not flags & _AWAITED:
-            return None
-        self.packed = b"%b%c%b" % (packed[:_FLAGS_AT], flags & ~_AWAITED, packed[LEARNT.size :])
-        return flags & _CALLS_TOOL > 0
+        calls_tool, self.awaits = self.awaits, None
+        return calls_tool
 
     @property
     def marks(self) -> list[Mark]:

@@ -84,6 +84,7 @@ class SessionTable:
         self._sessions: OrderedDict[int, Session] = OrderedDict()  # by history, least recently used first
         self._renamed: dict[int, Session] = {}  # by label: its newest history, where that has another number
         self._index: dict[int, Session] = {}  # by prefix key, the newest session that has it
+        self._none_expires_before_s = 0.0
         self._serials = serials or count(1)
         self.rendered = RenderedReplies()
         self._beliefs = beliefs or Beliefs(lambda worker: None)
@@ -97,7 +98,8 @@ class SessionTable:
     def find(self, prompt: Prompt, now_s: float) -> SessionMatch:
         if self.replicated is not None:
             self.replicated.catch_up()
-        self._expire(now_s)
+        if now_s > self._none_expires_before_s or len(self._sessions) > self._capacity:
+            self._expire(now_s)
         named = None if prompt.label is None else self._by_name(prompt.label)
         if named is not None and self._has_expired(named, now_s):
             named = None
@@ -141,7 +143,8 @@ class SessionTable:
         self._touch(session, now_s)
         if self.replicated is not None:
             self.replicated.changed(session, prompt.label, new)
-        self._expire(now_s)
+        if len(self._sessions) > self._capacity:
+            self._expire(now_s)
 
     def adopt(self, theirs: Session, label: int | None, keys: Iterable[int]) -> None:
         """Takes over a session from another process. If both ended a turn of it at once, the later one counts.
@@ -383,7 +386,8 @@ class SessionTable:
         """In steps, for the turn that comes after a long pause; it finds no expired session, dropped or not."""
         for _ in range(EXPIRED_AT_ONCE):
             oldest = next(iter(self._sessions.values()), None)
-            if oldest is None or (len(self._sessions) <= self._capacity and now_s - oldest.seen_s <= self._ttl_s):
+            if oldest is None or (len(self._sessions) <= self._capacity and not self._has_expired(oldest, now_s)):
+                self._none_expires_before_s = self._ttl_s + (now_s if oldest is None else oldest.seen_s)
                 return
             self._forget(oldest)
 

@@ -32,7 +32,7 @@ def packed(draw: st.DrawFn) -> bytes:
     tokens = sorted(draw(st.lists(TOKENS, min_size=count, max_size=count)))
     units = [UNIT.pack(draw(KEYS), one, draw(st.integers(0, 65535))) for one in tokens]
     cuts = [UNIT.pack(draw(KEYS), draw(TOKENS), 1) for _ in range(opener_cuts + more)]
-    return b"".join((LEARNT.pack(1.5, 2, 3, draw(st.integers(0, 3))), head, *units, *cuts))
+    return b"".join((LEARNT.pack(1.5, 2, 3), head, *units, *cuts))
 
 
 def outcome(call: Callable[..., Any], *values: Any) -> Any:
@@ -75,14 +75,10 @@ def test_what_a_prompt_has_of_them(data: bytes, draws: st.DataObject) -> None:
         assert outcome(ours.kept, shared, since, of_all, sizes) == outcome(theirs.kept, shared, since, of_all, sizes)
 
 
-@given(packed(), st.integers(0, 200), st.integers(0, 255))
-def test_a_changed_byte_is_another_state_but_for_the_flags(data: bytes, place: int, value: int) -> None:
-    at = place % len(data)
-    changed = data[:at] + bytes((value,)) + data[at + 1 :]
-    ours, theirs = PackedUnits(data), UncompiledUnits(data)
-    assert ours.is_of(data) and ours.is_of(bytes(bytearray(data))) and theirs.is_of(data)
-    assert ours.is_of(changed) is theirs.is_of(changed) is (changed == data or at == LEARNT.size - 1)
-    assert not ours.is_of(data + b"x") and not ours.is_of(data[:-1])
+@given(packed())
+def test_only_of_the_object_that_they_were_read_from(data: bytes) -> None:
+    for units in (PackedUnits(data), UncompiledUnits(data)):
+        assert units.is_of(data) and not units.is_of(bytes(bytearray(data)))
 
 
 @given(st.binary(max_size=80) | packed().map(lambda data: data[:-1]))

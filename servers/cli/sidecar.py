@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -46,52 +47,58 @@ _NONE = "no list, so none is allowed"
 CHOSEN = [name for name in CONNECTORS if is_of_sidecars(name)]
 
 
-def options_of(
-    engine: str,
-    listen: str,
-    connector: str,
-    prefill: tuple[str, ...],
-    coordinate: tuple[str, ...],
-    allow_prefill: tuple[str, ...],
-    prefill_tls: bool,
-    sample_prefill: bool,
-    allow_encoder: tuple[str, ...],
-    encoder_tls: bool,
-    on_prefill_failure: str,
-    prefill_retries: int,
-    report: str,
-    curve_key: Path | None,
-    curve_server_key: Path | None,
-    **keys: object,
-) -> SidecarOptions:
-    """ConfigError names each flag that cannot be used."""
-    check_connector(connector)
-    host, port = _address("listen", listen)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Flags:
+    """Those of its own; the others are keys of the config. All as click gives them."""
+
+    engine: str
+    listen: str
+    connector: str
+    coordinate: tuple[str, ...]
+    prefill: tuple[str, ...]
+    allow_prefill: tuple[str, ...]
+    prefill_tls: bool
+    sample_prefill: bool
+    allow_encoder: tuple[str, ...]
+    encoder_tls: bool
+    on_prefill_failure: str
+    prefill_retries: int
+    report: str
+    curve_key: Path | None
+    curve_server_key: Path | None
+
+
+def options_of(given: Mapping[str, Any]) -> SidecarOptions:
+    """given: each flag's value by its name. ConfigError names each that cannot be used."""
+    flags = _Flags(**{one.name: given[one.name] for one in fields(_Flags)})
+    check_connector(flags.connector)
+    host, port = _address("listen", flags.listen)
+    engine = flags.engine
     scheme, _, address = engine.rpartition("://")
     if scheme not in ("", "http", "https"):
         raise ConfigError(f"engine = {engine!r}: must be http://host:port or https://host:port", param="engine")
-    _address("engine", address.removesuffix("/"))
-    given = {name: value for name, value in keys.items() if value not in (None, ())}
-    if report:
-        _address("report", report)
-    config = Draft.read(None, {**given, **FIXED, "host": host, "port": port}).checked()
+    _address("engine", address := address.removesuffix("/"))
+    if flags.report:
+        _address("report", flags.report)
+    keys = {name: given[name] for name in KEYS_HERE if given[name] not in (None, ())}
+    config = Draft.read(None, {**keys, **FIXED, "host": host, "port": port}).checked()
     for files in (client_tls, worker_tls):
         files(config)
     return SidecarOptions(
         config=config,
-        engine=address.removesuffix("/"),
+        engine=address,
         engine_tls=scheme == "https",
-        connector=connector,
-        coordinates=_coordinates("coordinate", Role.DECODE, address, coordinate, connector),
-        prefills=dict(_prefill(text, connector) for text in prefill),
-        allow_list=AllowList(",".join(allow_prefill)),
-        prefill_tls=prefill_tls,
-        sample_prefill=sample_prefill,
-        encoder_list=AllowList(",".join(allow_encoder), "encoder"),
-        encoder_tls=encoder_tls,
-        policy=FailurePolicy(OnFailure(on_prefill_failure), prefill_retries),
-        report=report,
-        curve=curve_keys(curve_key, curve_server_key),
+        connector=flags.connector,
+        coordinates=_coordinates("coordinate", Role.DECODE, address, flags.coordinate, flags.connector),
+        prefills=dict(_prefill(text, flags.connector) for text in flags.prefill),
+        allow_list=AllowList(",".join(flags.allow_prefill)),
+        prefill_tls=flags.prefill_tls,
+        sample_prefill=flags.sample_prefill,
+        encoder_list=AllowList(",".join(flags.allow_encoder), "encoder"),
+        encoder_tls=flags.encoder_tls,
+        policy=FailurePolicy(OnFailure(flags.on_prefill_failure), flags.prefill_retries),
+        report=flags.report,
+        curve=curve_keys(flags.curve_key, flags.curve_server_key),
     )
 
 
@@ -133,9 +140,9 @@ def _address(flag: str, text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _run(**flags: Any) -> None:
+def _run(**given: Any) -> None:
     try:
-        options = options_of(**flags)
+        options = options_of(given)
         limit_heap()
         raise_open_files_limit()
         fill_standard_streams()

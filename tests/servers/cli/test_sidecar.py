@@ -15,7 +15,7 @@ NEEDED = ("--engine", "https://127.0.0.1:8200", "--listen", "[::1]:8000")
 
 
 def options(*given: str) -> SidecarOptions:
-    return flags.options_of(**flags.command.make_context("sidecar", [*NEEDED, *given]).params)
+    return flags.options_of(flags.command.make_context("sidecar", [*NEEDED, *given]).params)
 
 
 def test_nobody_may_be_named_and_the_first_p_is_taken_unless_flags_say_otherwise() -> None:

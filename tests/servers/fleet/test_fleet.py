@@ -74,7 +74,7 @@ def test_behind_envoy_a_sidecar_is_told_what_agents_announce(connector: str) -> 
 
     for name in ("D1", "D2"):
         argv = list(map(str, named[f"{name}-sidecar"].launch.argv[4:]))
-        made = sidecar.options_of(**sidecar.command.make_context("sidecar", argv).params)
+        made = sidecar.options_of(sidecar.command.make_context("sidecar", argv).params)
         assert made.connector == connector
         assert dict(made.coordinates) == announced(name).coordinates
         told = {named[p].address: announced(p).coordinates for p in ("P1", "P2")}

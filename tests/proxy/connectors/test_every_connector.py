@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppd.proxy.connectors import CONNECTORS, Connector, plain_leg, usual_engine
-from ppd.proxy.connectors.leg import PRIVATE, Finished, Handoff, LegOrder, NoHandoff, Pair
+from ppd.proxy.connectors.leg import PRIVATE, Finished, Handoff, NoHandoff, Pair
 from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.leg_moves import LegOrder
 from ppd.proxy.openai.request import Endpoint, Fields
 
 FieldsOf = Callable[[dict[str, Any]], Fields]

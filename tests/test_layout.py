@@ -46,6 +46,7 @@ ROOMS = {
             "config",
             "errors",
             "failures",
+            "leg_moves",
             "plane",
         ),
     ),

@@ -19,8 +19,8 @@ from ppd.proxy.downstream.serve import listen, serve
 from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
 from ppd.proxy.routing.attempt import TurnContext
 from ppd.proxy.routing.dispatch import Dispatcher
-from ppd.proxy.routing.handoff_release import HandoffRelease
 from ppd.proxy.routing.router import Router
+from ppd.proxy.routing.split.handoff_release import HandoffRelease
 from ppd.proxy.settings import Settings
 from ppd.proxy.telemetry.receipts import Receipt
 

@@ -13,9 +13,10 @@ from types import MappingProxyType
 from typing import Protocol
 
 from ..fleet.worker import PairingKind, Role, Worker
+from ..leg_moves import LegOrder
 from ..openai.request import Endpoint, Fields
 from .coordinates import Coordinate
-from .leg import Finished, Handoff, LegOrder, LegRequest, NoHandoff, Pair, plain_leg
+from .leg import Finished, Handoff, LegRequest, NoHandoff, Pair, plain_leg
 from .lmcache import LMCache
 from .mooncake import Mooncake
 from .moriio import MoRIIO, MoRIIORead

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum, auto
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from ..fleet.worker import Worker
+from ..leg_moves import LegsEvent
 from ..openai.answer_shapes import Incomplete, UsageOnly, body_usage, usage_of
 from ..openai.body_members import Edited, Part, decoded, encoded, members, spliced, without_nan
 from ..openai.request import CHOOSING, Endpoint, Fields
@@ -58,18 +58,6 @@ _SALT, _SALTED_IN_CHATS = "cache_salt", ("trtllm",)
 _NULL = msgspec.Raw(b"null")
 
 
-class LegOrder(Enum):
-    """In which order the legs of a SPLIT run."""
-
-    P_THEN_D = auto()  # the decode leg is made of what P has answered
-    TOGETHER = auto()  # both at once: D waits for P, and takes what it writes
-    D_FIRST = auto()  # both at once, D's a moment earlier: P waits for D too, and begins once D has come
-
-    @property
-    def is_joint(self) -> bool:
-        return self is not LegOrder.P_THEN_D
-
-
 class Pair(msgspec.Struct, frozen=True):
     """The P that prefills and the D that answers, for one attempt."""
 
@@ -99,6 +87,8 @@ class Handoff(msgspec.Struct, frozen=True):
     tokens: int  # prompt tokens that the handoff covers; 0 where P does not say
     cached_tokens: int | None  # prompt tokens that P found in its own cache; None where P does not say
     prompt: msgspec.Raw = _NULL  # its token ids, where D is given them in place of the text
+
+    event: ClassVar[LegsEvent] = LegsEvent.HANDED_OVER
 
     @classmethod
     def untold(cls, pair: Pair) -> Handoff:
@@ -149,11 +139,15 @@ class Finished(msgspec.Struct, frozen=True):
     answer: bytes  # P's whole body
     cached_tokens: int | None  # as of a `Handoff`
 
+    event: ClassVar[LegsEvent] = LegsEvent.WHOLE
+
 
 class NoHandoff(msgspec.Struct, frozen=True):
     """Why P's answer cannot be handed over. D then gets the plain body and computes the prompt itself."""
 
     reason: str  # from a bounded set: it labels a metric
+
+    event: ClassVar[LegsEvent] = LegsEvent.NOTHING
 
 
 def public_fields(fields: Fields) -> Fields:

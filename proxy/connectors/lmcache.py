@@ -12,10 +12,11 @@ import uuid
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from ..leg_moves import LegOrder
 from ..openai.body_members import encoded
 from ..openai.request import Endpoint, Fields
 from .coordinates import HOST, PORTS
-from .leg import Finished, Handoff, LegOrder, LegRequest, NoHandoff, Pair, counts_of, leg, plain_leg
+from .leg import Finished, Handoff, LegRequest, NoHandoff, Pair, counts_of, leg, plain_leg
 from .nixl import PARAMS
 from .prefill import engine_version, prefill_fields
 

@@ -16,10 +16,11 @@ from types import MappingProxyType
 import msgspec
 
 from ..fleet.worker import Role, Worker
+from ..leg_moves import LegOrder
 from ..openai.body_members import encoded
 from ..openai.request import Endpoint, Fields
 from .coordinates import ENGINE, HOST, PORT
-from .leg import Finished, Handoff, LegOrder, LegRequest, NoHandoff, Pair, answering_fields, counts_at_length, leg
+from .leg import Finished, Handoff, LegRequest, NoHandoff, Pair, answering_fields, counts_at_length, leg
 from .nixl import PARAMS
 from .prefill import engine_version, prefill_fields
 

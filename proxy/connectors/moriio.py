@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from ..fleet.worker import Worker
+from ..leg_moves import LegOrder
 from ..openai.answer_shapes import Usage, usage_of
 from ..openai.body_members import encoded, without_nan
 from ..openai.request import Endpoint, Fields
@@ -24,7 +25,6 @@ from .coordinates import COUNT, HOST, PORT
 from .leg import (
     Finished,
     Handoff,
-    LegOrder,
     LegRequest,
     NoHandoff,
     Pair,

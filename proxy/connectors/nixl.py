@@ -17,12 +17,13 @@ from typing import Any
 import msgspec
 
 from ..fleet.worker import PairingKind, Worker
+from ..leg_moves import LegOrder
 from ..openai.answer_shapes import Usage, usage_of
 from ..openai.body_members import decoded, encoded, without_nan
 from ..openai.request import Endpoint, Fields
 from ..readback.handles import NOT_A_PREFIX
 from .coordinates import COUNT, YES
-from .leg import Handoff, LegOrder, LegRequest, NoHandoff, Pair, answering_fields, leg
+from .leg import Handoff, LegRequest, NoHandoff, Pair, answering_fields, leg
 from .prefill import engine_version, prefill_fields
 
 PARAMS = "kv_transfer_params"

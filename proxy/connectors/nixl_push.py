@@ -11,10 +11,11 @@ import uuid
 from types import MappingProxyType
 
 from ..fleet.worker import Role
+from ..leg_moves import LegOrder
 from ..openai.body_members import decoded, encoded
 from ..openai.request import Endpoint, Fields
 from .coordinates import COUNT, ENGINE, HOST, PORT
-from .leg import Finished, Handoff, LegOrder, LegRequest, NoHandoff, Pair, answering_fields, leg
+from .leg import Finished, Handoff, LegRequest, NoHandoff, Pair, answering_fields, leg
 from .nixl import ASK, PARAMS, push_counts
 from .prefill import engine_version, prefill_fields
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ..leg_moves import LegOrder
 from ..openai.request import Endpoint, Fields
 from .coordinates import NO_COORDINATES
-from .leg import Finished, Handoff, LegOrder, LegRequest, NoHandoff, Pair, counts_of, leg, plain_leg, taken_fields
+from .leg import Finished, Handoff, LegRequest, NoHandoff, Pair, counts_of, leg, plain_leg, taken_fields
 from .prefill import engine_version, prefill_fields
 
 

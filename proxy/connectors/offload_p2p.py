@@ -10,10 +10,11 @@ import uuid
 from types import MappingProxyType
 
 from ..fleet.worker import Role, Worker
+from ..leg_moves import LegOrder
 from ..openai.body_members import encoded
 from ..openai.request import Endpoint, Fields
 from .coordinates import HOST, PORT
-from .leg import Finished, Handoff, LegOrder, LegRequest, NoHandoff, Pair, answering_fields, counts_of, leg
+from .leg import Finished, Handoff, LegRequest, NoHandoff, Pair, answering_fields, counts_of, leg
 from .nixl import PARAMS
 from .prefill import engine_version, prefill_fields
 

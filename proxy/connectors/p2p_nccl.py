@@ -15,9 +15,10 @@ import secrets
 from types import MappingProxyType
 
 from ..fleet.worker import Role
+from ..leg_moves import LegOrder
 from ..openai.request import Endpoint, Fields
 from .coordinates import ADDRESS
-from .leg import Finished, Handoff, LegOrder, LegRequest, NoHandoff, Pair, answering_fields, counts_of, leg
+from .leg import Finished, Handoff, LegRequest, NoHandoff, Pair, answering_fields, counts_of, leg
 from .prefill import Version, engine_version, prefill_fields
 
 _PREFIX = "___prefill_addr_"

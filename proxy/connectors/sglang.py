@@ -14,10 +14,11 @@ from types import MappingProxyType
 import msgspec
 
 from ..fleet.worker import PREFIX_CACHE, Role, Worker
+from ..leg_moves import LegOrder
 from ..openai.body_members import encoded
 from ..openai.request import CHOOSING, Endpoint, Fields
 from .coordinates import HOST, PORT, SWITCH
-from .leg import Finished, Handoff, LegOrder, LegRequest, NoHandoff, Pair, answering_fields, counts_of, leg
+from .leg import Finished, Handoff, LegRequest, NoHandoff, Pair, answering_fields, counts_of, leg
 
 ENGINE = "sglang"
 BOOTSTRAP_PORT = "8998"  # the engine's default

@@ -16,11 +16,12 @@ from typing import Any
 import msgspec
 
 from ..fleet.worker import PREFIX_CACHE, Role, Worker
+from ..leg_moves import LegOrder
 from ..openai.answer_shapes import body_usage
 from ..openai.body_members import decoded, encoded, without_nan
 from ..openai.request import CHOOSING, Endpoint, Fields
 from .coordinates import ENDPOINT, RANK, SWITCH
-from .leg import Finished, Handoff, LegOrder, LegRequest, NoHandoff, Pair, answering_fields, counts_of, leg
+from .leg import Finished, Handoff, LegRequest, NoHandoff, Pair, answering_fields, counts_of, leg
 
 ENGINE = "trtllm"
 PARAMS = "disaggregated_params"

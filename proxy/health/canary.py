@@ -16,13 +16,14 @@ from itertools import islice
 
 from ..config import ProxyConfig
 from ..connectors import CONNECTORS, Connector, answers_alone, can_pair, plain_leg
-from ..connectors.leg import Handoff, LegOrder, LegRequest, Pair
+from ..connectors.leg import Handoff, LegRequest, Pair
 from ..errors import LegError, PPDError, refusal
 from ..failures import Cause, Leg, Phase
 from ..fleet.booking import Ledger
 from ..fleet.registry import Registry
 from ..fleet.view import WorkerView
 from ..fleet.worker import PairId, Role
+from ..leg_moves import LegOrder, Legs, LegsEvent
 from ..openai.body_members import encoded
 from ..openai.request import Endpoint, Fields
 from ..policy import Excluded
@@ -224,11 +225,12 @@ class Canary:
         to_p = connector.prefill_leg(Endpoint.COMPLETIONS, fields, pair, secrets.token_hex(16))
         to_d = connector.decode_leg(Endpoint.COMPLETIONS, fields, pair, secrets.token_hex(16), None)
         waits = connector.order is LegOrder.D_FIRST
-        legs = TwoLegs(
-            self._ask(Call(pair.prefill, once=True), to_p),
-            self._ask(Call(pair.decode, once=True), to_d),
-            decode_first=waits,
-        )
+
+        async def prefilled() -> LegsEvent:
+            await self._ask(Call(pair.prefill, once=True), to_p)
+            return LegsEvent.HANDED_OVER  # as D's answer tells
+
+        legs = TwoLegs(Legs(connector.order), prefilled(), self._ask(Call(pair.decode, once=True), to_d))
         try:
             await legs.answer()
         except LegError as exc:

@@ -54,6 +54,11 @@ KINDS: Mapping[str, MediaKind] = {
 }
 _EMBEDS = frozenset(("image_embeds", "audio_embeds", "video_embeds"))
 _CHAT = frozenset(("image_url", "audio_url", "input_audio", "video_url"))  # as encoders get them
+# By these vLLM finds what a part holds, whatever its `type` says, if it has no type or a `uuid`. An `image_pil` is no
+# JSON: with a `uuid` alone it would be another's image.
+_DIRECT = ("image_url", "image_embeds", "audio_embeds", "video_embeds", "audio_url", "input_audio", "video_url")
+_ALL_DIRECT = frozenset((*_DIRECT, "image_pil"))
+_HELD_AS = {"input_image": "image_url", "image": "source"}  # types whose content is in another member
 _HOLDERS = ("content", "output")  # members with parts in them
 
 
@@ -68,11 +73,13 @@ _Piece = bytes | _Named
 
 
 def media_type(part: Members) -> str | None:
-    """The type of a media part; vLLM takes one without a type by the member that holds its URL."""
-    if "type" in part:
-        kind = _string(part["type"])
-        return kind if kind in KINDS or kind in _EMBEDS else None
-    return next((kind for kind in _CHAT if kind in part), None)
+    """The type of a media part; of one without a type, or with a client's `uuid`, as vLLM takes it."""
+    kind = _string(part.get("type"))
+    if kind in KINDS or kind in _EMBEDS:
+        return kind
+    if kind is None or UUID in part:
+        return next((name for name in _DIRECT if name in part), None)
+    return None
 
 
 def named(
@@ -105,10 +112,10 @@ class _Naming:
         self._unit = -1
 
     def unit(self, raw: msgspec.Raw) -> list[_Piece]:
-        members = _object(raw)
-        kind = None if members is None else _string(members.get("type"))
+        members = _object(raw) or {}
+        kind = _string(members.get("type"))
         self._unit += kind not in self._no_units
-        if members is not None and kind is not None and media_type(members) is not None:
+        if (kind in KINDS or kind in _EMBEDS) and "role" not in members:
             return self._part(raw)  # an item of Responses may be a part itself
         return self._holder(raw) or [bytes(raw)]
 
@@ -123,9 +130,9 @@ class _Naming:
     def _parts(self, raw: msgspec.Raw | None) -> list[_Piece]:
         if raw is None or bytes(memoryview(raw)[:1]) != b"[":
             return []
-        found = [self._part(part) for part in msgspec.json.decode(raw, type=list[msgspec.Raw])]
-        is_changed = any(isinstance(piece, _Named) for pieces in found for piece in pieces)
-        return _listed(found) if is_changed else []
+        parts = msgspec.json.decode(raw, type=list[msgspec.Raw])
+        found = [self._part(part) for part in parts]
+        return _listed(found) if found != [[bytes(part)] for part in parts] else []
 
     def _part(self, raw: msgspec.Raw) -> list[_Piece]:
         part = _object(raw)
@@ -133,8 +140,9 @@ class _Naming:
             return [bytes(raw)]
         kind = media_type(part)
         if kind is None:
-            return self._holder(raw) or [bytes(raw)]
-        rest = {name: value for name, value in part.items() if name != UUID}
+            bare = msgspec.Raw(msgspec.json.encode(_without(part, UUID))) if UUID in part else raw
+            return self._holder(bare) or [bytes(bare)]
+        rest = _without(part, UUID, *(_ALL_DIRECT - {_HELD_AS.get(kind, kind)}))
         if kind in _EMBEDS:
             name = self._name(kind, b"e", msgspec.json.encode(part.get(kind)))
             return [_Named(msgspec.json.encode({**rest, UUID: name}), None)]
@@ -212,7 +220,7 @@ def without_names(value: object) -> bool:
         return any(in_each)
     if not isinstance(value, dict):
         return False
-    is_media = any(name in value or value.get("type") == name for name in (*KINDS, *_EMBEDS))
+    is_media = any(name in value or value.get("type") == name for name in (*KINDS, *_ALL_DIRECT))
     was_named = is_media and value.pop(UUID, None) is not None
     return without_names(list(value.values())) or was_named
 
@@ -277,6 +285,10 @@ def _object(raw: msgspec.Raw | None) -> Members | None:
     if raw is None or bytes(memoryview(raw)[:1]) != b"{":
         return None
     return msgspec.json.decode(raw, type=Members)
+
+
+def _without(part: Members, *names: str) -> Members:
+    return {name: value for name, value in part.items() if name not in names}
 
 
 def _string(raw: msgspec.Raw | None) -> str | None:

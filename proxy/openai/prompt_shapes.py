@@ -12,7 +12,7 @@ from msgspec.json import Decoder
 
 from .. import plane
 from ..errors import RequestError
-from ..media.items import media_type
+from ..media.items import UUID, media_type
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -131,6 +131,8 @@ def part_text(part: str | Members) -> str | None:
     """The text of a text part, "" for reasoning, None for any other part."""
     if isinstance(part, str):
         return part
+    if UUID in part:  # it may be media, whatever its type says
+        return None
     kind = string(part, "type")
     if kind in REASONING:
         return ""

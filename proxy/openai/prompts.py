@@ -302,6 +302,7 @@ class PromptReader:
                 self._add_part(unit, part)
 
     def _add_part(self, unit: UnitHash, part: Members) -> None:
+        self.has_media = self.has_media or UUID in part
         match string(part, "type"):
             case "tool_use":
                 call = PromptFunction(string(part, "name"), part.get("input", ABSENT))

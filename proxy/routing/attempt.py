@@ -30,6 +30,7 @@ from ..fleet.worker import Role, WorkerId
 from ..health.circuit_breaker import RetryBudget
 from ..health.worker_health import Key, blamed
 from ..laws.targets import GivenTargets
+from ..leg_moves import Legs
 from ..openai.answer import AnswerObserver
 from ..openai.body_members import Edited, encoded, members
 from ..openai.edits import Edits, Redaction
@@ -80,11 +81,12 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
     asks_handle: bool = False  # D was asked for the tokens of what it keeps
     decode_asked_s: float = 0.0  # when, by `uptime_s`
     handoff: Handoff | None = None  # what P announced, whether or not D has pulled it; of both at once what is known
-    both: TwoLegs[OpenAnswer] | None = None  # where the legs run at once
+    legs: Legs | None = None  # of a SPLIT, once they are begun
+    both: TwoLegs[OpenAnswer] | None = None  # while they run at once
     expiry: Expiry | None = None  # the handoff's, where P's blocks are a lease
     call: Call | None = None  # the answering leg's
     answer: Answer | None = None
-    is_left: bool = False  # its client has gone: no further leg is begun
+    is_left: bool = False  # its client has gone, and `HandoffRelease` closes it
     is_finished_on_prefill: bool = False  # P's answer was all of it, and D was not asked
     leg: LegRecord | None = None  # the answering leg, once it is begun
     on_close: Callable[[Attempt], None] | None = None  # the dispatcher's

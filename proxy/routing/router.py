@@ -12,10 +12,11 @@ import msgspec
 
 from ..config import ProxyConfig
 from ..errors import LegError
-from ..failures import Cause, FailureRule, HandoffEffect
+from ..failures import Cause, FailureRule
 from ..fleet.worker import WorkerId
 from ..health.poisoned_prompts import life_of
 from ..health.worker_health import blamed_view
+from ..leg_moves import LegsState
 from ..openai.request import Request
 from ..telemetry.receipts import Receipt
 from .attempt import Attempt, FailedAttempts, Job, OpenAnswer, TurnContext, is_loss, workers_lost
@@ -93,8 +94,6 @@ class Router:
                     self._state.health.ended_on_prefill(decision)
                 else:
                     self._state.health.began(attempt.decision)
-                    if attempt.both is None:  # else `Dispatcher` tells, once P's leg has ended
-                        self._state.health.prefilled(attempt.decision, moved=attempt.handoff is not None)
                 if poisoned := self._state.poisoned:
                     poisoned.answered(job.request.prompt.chain.end())
                 return attempt, opened
@@ -128,6 +127,6 @@ class Router:
         )
         if exc.cause is Cause.UNKNOWN_MODEL:
             self._state.registry.lost_model(WorkerId(exc.worker), attempt.request.model)
-        if row.handoff is HandoffEffect.RELEASED and attempt.handoff is not None:
+        if attempt.legs is not None and attempt.legs.state is LegsState.UNTAKEN:
             self._dispatcher.release(attempt)
         return row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 
@@ -17,6 +18,8 @@ from .call import Answer
 
 OPENING_LIMIT_BYTES = 8 * 1024 * 1024  # of a stream before its first event; a single event of 4 MiB is in pieces
 ABORTED = "abort"  # the finish reason of an engine that gave up
+
+Redacting = Callable[[WorkerView], Redaction]  # what no client may learn from this worker; asked for errors alone
 
 
 def has_begun(endpoint: Endpoint, observer: AnswerObserver) -> bool:
@@ -52,7 +55,7 @@ async def until_begun(
     return b"".join(parts)
 
 
-def check_begun(observer: AnswerObserver, view: WorkerView, redaction: Redaction) -> None:
+def check_begun(observer: AnswerObserver, view: WorkerView, redaction: Redacting) -> None:
     """LegError for a stream that begins with an error, with something that is no event, or with an abort."""
     summary = observer.summary
     if summary.first_token_seen:
@@ -63,7 +66,7 @@ def check_begun(observer: AnswerObserver, view: WorkerView, redaction: Redaction
         raise _malformed(view)
 
 
-def check_whole(endpoint: Endpoint, observer: AnswerObserver, view: WorkerView, redaction: Redaction) -> None:
+def check_whole(endpoint: Endpoint, observer: AnswerObserver, view: WorkerView, redaction: Redacting) -> None:
     """LegError for a 200 without an answer: not JSON, empty, an error, or aborted by the engine."""
     summary = observer.summary
     if summary.error is not None:
@@ -82,8 +85,8 @@ def _was_aborted(summary: AnswerSummary) -> bool:
     return summary.finish_reason == ABORTED or (summary.completion_tokens == 0 and not summary.first_token_seen)
 
 
-def _refused(error: bytes, view: WorkerView, redaction: Redaction) -> LegError:
-    told = b"" if redaction.applies_to(error) else error
+def _refused(error: bytes, view: WorkerView, redaction: Redacting) -> LegError:
+    told = b"" if redaction(view).applies_to(error) else error
     return refusal(_error_status(error), told, worker=view.id, phase=Phase.FIRST_EVENT)
 
 

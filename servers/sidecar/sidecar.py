@@ -22,8 +22,8 @@ from ppd.proxy.fleet.worker import Announcement, Role, Worker
 from ppd.proxy.peers.channels import Member
 from ppd.proxy.plane import Poller
 from ppd.proxy.routing.dispatch import Dispatcher
-from ppd.proxy.routing.handoff_release import HandoffRelease
 from ppd.proxy.routing.service import TurnService
+from ppd.proxy.routing.split.handoff_release import HandoffRelease
 from ppd.proxy.routing.state import State
 from ppd.proxy.runtime.tasks import Background, Drain
 from ppd.proxy.runtime.tls import Tls, client_tls, worker_tls

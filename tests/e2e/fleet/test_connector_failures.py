@@ -15,9 +15,9 @@ import pytest
 import pytest_asyncio
 
 from ppd.proxy.connectors import CONNECTORS
-from ppd.proxy.connectors.leg import LegOrder
 from ppd.proxy.failures import Cause, ClientGets, Leg, Phase
 from ppd.proxy.health import worker_health
+from ppd.proxy.leg_moves import LegOrder
 from tests.e2e.failures.faults import PROVOCATIONS, Case, Provocation
 from tests.e2e.failures.outcomes import (
     GETS,

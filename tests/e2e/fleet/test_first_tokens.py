@@ -17,8 +17,8 @@ import pytest
 import pytest_asyncio
 
 from ppd.proxy.connectors import CONNECTORS
-from ppd.proxy.connectors.leg import LegOrder
 from ppd.proxy.failures import Leg
+from ppd.proxy.leg_moves import LegOrder
 from ppd.servers.sim.core.fault_orders import FaultKind, Order
 from tests.e2e.fleet.connector_fleets import NAMES, ConnectorFleet, ConnectorFleets
 

@@ -11,14 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppd.proxy.connectors import CONNECTORS, Connector, plain_leg, usual_engine
-from ppd.proxy.connectors.leg import PRIVATE, Finished, Handoff, LegOrder, NoHandoff, Pair
+from ppd.proxy.connectors.leg import PRIVATE, Finished, Handoff, NoHandoff, Pair
 from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.leg_moves import LegOrder
 from ppd.proxy.openai.request import Endpoint, Fields
 
 FieldsOf = Callable[[dict[str, Any]], Fields]
 MakePair = Callable[..., Pair]
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+PROMPTS: dict[Endpoint, dict[str, Any]] = {
+    Endpoint.CHAT: CHAT,
+    Endpoint.COMPLETIONS: {"prompt": "hi"},
+    Endpoint.RESPONSES: {"input": "hi"},
+    Endpoint.MESSAGES: {**CHAT, "max_tokens": 4},
+}
 TOLD = {
     "engine_id": "e",
     "zmq_address": "h:1",
@@ -45,14 +52,16 @@ def connector(request: pytest.FixtureRequest) -> Connector:
 def test_what_clients_say_of_transfers_reaches_no_engine(
     fields_of: FieldsOf, make_pair: MakePair, connector: Connector, name: str
 ) -> None:
+    """On no endpoint, in none of its legs."""
     pair = make_pair(connector=connector.name, key=connector.new_key(), of_prefill=TOLD, of_decode=TOLD)
-    fields = fields_of({**CHAT, name: HOSTILE, "vllm_xargs": {"kv_transfer_params": HOSTILE}})
-    legs = (
-        connector.prefill_leg(Endpoint.CHAT, fields, pair, "p"),
-        connector.decode_leg(Endpoint.CHAT, fields, pair, "d", None),
-        plain_leg(Endpoint.CHAT, fields, "l", usual_engine(connector.name)),
-    )
-    assert [leg for leg in legs if HOSTILE.encode() in leg.body] == []
+    hidden = {"kv_transfer_params": HOSTILE, "ec_transfer_params": HOSTILE}
+    for endpoint, prompt in PROMPTS.items():
+        fields = fields_of({"model": "m", **prompt, name: HOSTILE, "vllm_xargs": hidden})
+        legs = [plain_leg(endpoint, fields, "l", usual_engine(connector.name))]
+        if endpoint in connector.endpoints:
+            legs.append(connector.prefill_leg(endpoint, fields, pair, "p"))
+            legs.append(connector.decode_leg(endpoint, fields, pair, "d", None))
+        assert [leg for leg in legs if HOSTILE.encode() in leg.body] == []
     assert name in PRIVATE
 
 

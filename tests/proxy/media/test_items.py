@@ -57,7 +57,7 @@ PARTS: dict[str, tuple[dict[str, Any], MediaKind]] = {
 @pytest.mark.parametrize("case", PARTS)
 def test_each_form_of_a_part_is_an_item_whose_name_replaces_the_clients(case: str) -> None:
     part, kind = PARTS[case]
-    text = {"type": "text", "text": "what is this?", "uuid": "stays"}
+    text = {"type": "text", "text": "what is this?"}
     prompt, (item,) = read([{"role": "system", "content": "hi"}, *user(text, {**part, "uuid": "a client's"})])
     assert prompt == [{"role": "system", "content": "hi"}, *user(text, {**part, "uuid": item.name})]
     assert (item.kind, item.unit, len(item.name)) == (kind, 1, 32)
@@ -80,6 +80,48 @@ def test_an_item_that_is_a_part_itself_is_named_and_a_message_never_is_one() -> 
     disguised = {**user({**picture(), "uuid": "a client's"})[0], "image_url": SITE}
     prompt, items = read([disguised])
     assert prompt[0]["content"][0]["uuid"] == items[0].name
+
+
+@pytest.mark.parametrize(
+    ("part", "sent"),
+    [
+        ({"type": "text", "text": "a"}, {"type": "text", "text": "a"}),
+        ({"type": "image_pil", "image_pil": None}, {"type": "image_pil", "image_pil": None}),
+        ({"type": "text", "text": "a", "image_pil": None}, {"type": "text", "text": "a", "image_pil": None}),
+        ({"type": "tool_use", "id": "t", "input": {}}, {"type": "tool_use", "id": "t", "input": {}}),
+    ],
+)
+def test_no_part_keeps_a_clients_name(part: Any, sent: Any) -> None:
+    """By a name alone vLLM finds what another client had it encode."""
+    prompt, items = read(user({**part, "uuid": "another tenant's"}))
+    assert (prompt, items) == (user(sent), [])
+
+
+@pytest.mark.parametrize(
+    "disguise",
+    [
+        {"type": "text", "text": "a"},
+        {"type": None},
+        {"type": 7},
+        {},
+        {"type": "thinking", "thinking": ""},
+        {"type": "tool_use", "id": "t", "input": {}},
+        {"type": "image_url", "video_url": {"url": SITE}, "image_embeds": {}, "image_pil": None},
+        {"type": "input_image", "input_audio": {"data": "AAAA"}, "audio_embeds": {}},
+    ],
+)
+def test_what_vllm_takes_for_an_image_is_named_by_that_image_alone(disguise: Any) -> None:
+    """Where a part has a `uuid` vLLM goes by the members that hold media, not by its `type`."""
+    prompt, (item,) = read(user({**disguise, "image_url": {"url": SITE}, "uuid": "another tenant's"}))
+    (part,) = prompt[0]["content"]
+    assert (part["uuid"], item.kind) == (name_of(picture(SITE)), IMAGE)
+    assert part.keys() & {"image_pil", "image_embeds", "audio_embeds", "video_url", "input_audio"} == set()
+
+
+def test_a_message_that_calls_itself_a_part_is_a_message() -> None:
+    held = {**user({**picture(), "uuid": "another tenant's"})[0], "type": "input_image", "image_url": SITE, "uuid": "x"}
+    prompt, (item,) = read([held])
+    assert prompt[0]["content"][0]["uuid"] == item.name == name_of(picture())
 
 
 def test_a_name_is_of_tenant_kind_and_content_however_they_are_written() -> None:

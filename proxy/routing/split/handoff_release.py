@@ -16,16 +16,17 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from ..connectors import CONNECTORS, can_pair
-from ..connectors.leg import Pair
-from ..connectors.prefill import engine_version, prefill_fields
-from ..errors import LegError
-from ..fleet.view import WorkerView
-from ..fleet.worker import Role
-from ..upstream.call import Call, Timeouts
-from ..upstream.client import Upstream
-from .attempt import Attempt, OpenAnswer
-from .state import State
+from ...connectors import CONNECTORS, can_pair
+from ...connectors.leg import Pair
+from ...connectors.prefill import engine_version, prefill_fields
+from ...errors import LegError
+from ...fleet.view import WorkerView
+from ...fleet.worker import Role
+from ...leg_moves import Legs, LegsEvent, LegsState
+from ...upstream.call import Call, Timeouts
+from ...upstream.client import Upstream
+from ..attempt import Attempt, OpenAnswer
+from ..state import State
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class HandoffRelease:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            attempt.is_left = True
+            _leave(attempt)
             self._own(self._end_abandoned(task, attempt))
             raise
 
@@ -81,30 +82,32 @@ class HandoffRelease:
             log.error("an abandoned SPLIT could not be ended", exc_info=task.exception())
 
     async def _end_abandoned(self, task: asyncio.Task[OpenAnswer], attempt: Attempt) -> None:
-        both = attempt.both
+        legs = attempt.legs
+        assert legs is not None, "a SPLIT has two"
         try:
-            if both is not None:
-                both.leave()
+            if legs.state is LegsState.LEFT_BOTH:
                 await asyncio.wait({task})  # for as long as P's leg may take
-            else:
+            elif legs.state in (LegsState.LEFT_PREFILL, LegsState.LEFT_PULL):
                 await self._wind_up(task, attempt)
+            is_unreached = legs.state is LegsState.LEFT_PULL and not attempt.has_asked_decode
+            legs.take(LegsEvent.UNREACHED if is_unreached else LegsEvent.CLOSED)
         finally:
             task.cancel()
             await asyncio.wait({task})
             attempt.close()
-        if both is not None:
-            fate = "taken" if both.has_handed_over else "left"
-        elif attempt.handoff is None:
-            fate = "aborted"
-        elif not attempt.has_asked_decode:
+        self._metrics.abandoned.labels(await self._fate(attempt, legs)).inc()
+
+    async def _fate(self, attempt: Attempt, legs: Legs) -> str:
+        """Of the KV that P announced."""
+        if attempt.handoff is None:
+            return "aborted"
+        if legs.state is LegsState.UNTAKEN:
             await self._release(attempt)
-            fate = "left" if self._ledger.has(attempt.leg_id("p")) else "taken"
-        elif task.cancelled() or task.exception() is None:
-            fate = "taken"
-            self._ledger.close(attempt.leg_id("p"))
-        else:
-            fate = "left"
-        self._metrics.abandoned.labels(fate).inc()
+            return "left" if self._ledger.has(attempt.attempt_id) else "taken"
+        if legs.state is LegsState.TAKEN:
+            self._ledger.close(attempt.attempt_id)
+            return "taken"
+        return "left"
 
     async def _wind_up(self, task: asyncio.Task[OpenAnswer], attempt: Attempt) -> None:
         await asyncio.wait({task}, timeout=GRACE_S)
@@ -138,7 +141,7 @@ class HandoffRelease:
             ) as answer:
                 await answer.body()
                 if answer.status == 200:
-                    self._ledger.close(attempt.leg_id("p"))
+                    self._ledger.close(attempt.attempt_id)
         except LegError as exc:
             log.info("a handoff stays pinned on P until its lease ends: %s", exc)
         finally:
@@ -160,3 +163,11 @@ class HandoffRelease:
         if attempt.call is not None:
             able = [view for view in able if view.id != own.id]
         return min(able, key=lambda view: (view.id != own.id, view.requests), default=None)
+
+
+def _leave(attempt: Attempt) -> None:
+    attempt.is_left = True
+    if attempt.both is not None:
+        attempt.both.leave()
+    elif attempt.legs is not None:
+        attempt.legs.take(LegsEvent.LEFT)

@@ -20,11 +20,12 @@ from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.ledger import LegEstimates
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.leg_moves import LegOrder, Legs, LegsEvent
 from ppd.proxy.openai.answer import AnswerObserver
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.routing.attempt import Attempt, OpenAnswer
-from ppd.proxy.routing.handoff_release import GRACE_S
+from ppd.proxy.routing.split.handoff_release import GRACE_S
 from ppd.proxy.settings import Settings
 from ppd.proxy.upstream.call import Call, Expiry
 from tests.support.attempts import decision, running
@@ -73,13 +74,15 @@ class Lab:
 
     def running(self, decode: WorkerView, prefill: WorkerView | None = None) -> Attempt:
         made = running(decision(Leg.DECODE, prefill or self.p, decode), Leg.PREFILL)
+        made.legs = Legs(LegOrder.P_THEN_D)
         made.on_close = lambda _: self.closed.append("given back")
         return made
 
     def announce(self, made: Attempt) -> None:
         """P has answered."""
+        tell(made, LegsEvent.HANDED_OVER)
         made.handoff = Handoff({"remote_request_id": "kv"}, 10, None)
-        self.proxy.state.ledger.open(made.leg_id("p"), self.proxy.state.now())
+        self.proxy.state.ledger.open(made.attempt_id, self.proxy.state.now())
 
     def outstanding(self) -> int:
         return self.proxy.state.ledger.outstanding(self.proxy.state.now())
@@ -114,6 +117,11 @@ async def lab() -> AsyncIterator[Lab]:
 def opened() -> OpenAnswer:
     reply = ReplyKey(parse())
     return OpenAnswer("text/event-stream", b"", AnswerObserver(Endpoint.CHAT, reply), reply, None)
+
+
+def tell(made: Attempt, event: LegsEvent) -> None:
+    assert made.legs is not None
+    made.legs.take(event)
 
 
 def asks_d(made: Attempt) -> None:
@@ -223,7 +231,7 @@ async def test_what_announces_no_handoff_is_not_waited_for(lab: Lab, status: int
 
 
 async def test_an_answer_of_p_that_does_not_end_is_given_up(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ppd.proxy.routing.handoff_release.READ_ON_S", 0.01)
+    monkeypatch.setattr("ppd.proxy.routing.split.handoff_release.READ_ON_S", 0.01)
 
     async def opening(made: Attempt) -> OpenAnswer:
         made.receipt.legs[-1].status = 200
@@ -250,6 +258,7 @@ async def test_an_answer_that_began_as_the_client_left_is_closed(lab: Lab) -> No
     async def opening(made: Attempt) -> OpenAnswer:
         lab.announce(made)
         asks_d(made)
+        tell(made, LegsEvent.BEGAN)
         return opened()
 
     await lab.leave(lab.running(await lab.decode("D1")), opening)
@@ -261,6 +270,7 @@ async def test_a_d_that_fails_as_the_client_leaves_may_have_the_kv_or_not(lab: L
         lab.announce(made)
         asks_d(made)
         await asyncio.sleep(0.01)
+        tell(made, LegsEvent.DECODE_FAILED)
         raise LegError("", worker="", phase=Phase.SENT, cause=Cause.RESET)
 
     await lab.decode("D2")
@@ -275,6 +285,7 @@ async def test_a_d_that_cannot_be_reached_leaves_the_kv_to_another(lab: Lab, fai
         made.call = Call(made.decision.decode.worker)
         if not fails:
             await forever()
+        tell(made, LegsEvent.UNREACHED)
         raise LegError("", worker="", phase=Phase.CONNECT, cause=Cause.REFUSED)
 
     d1, _ = await lab.decode("D1"), await lab.decode("D2")

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ..connectors import plain_leg
-from ..connectors.leg import Handoff, LegRequest
-from ..errors import LegError, refusal
-from ..failures import ROWS, Cause, Leg, Phase
-from ..openai.request import Fields
-from ..policy import Route
-from ..telemetry.receipts import LegRecord
-from ..upstream.sidecar import PREFILLER, EndedLeg, SplitLegs
-from .attempt import Attempt
-from .state import State
+from ...connectors import plain_leg
+from ...connectors.leg import Handoff, LegRequest
+from ...errors import LegError, refusal
+from ...failures import ROWS, Cause, Leg, Phase
+from ...openai.request import Fields
+from ...policy import Route
+from ...telemetry.receipts import LegRecord
+from ...upstream.sidecar import PREFILLER, EndedLeg, SplitLegs
+from ..attempt import Attempt
+from ..state import State
 
 OK, UNAVAILABLE = 200, 503
 PREFILL_FAILED, HANDOFF_FAILED = "prefill_failed", "handoff_failed"  # reasons, as the sidecar's own

@@ -281,12 +281,15 @@ class Beliefs:
         """What each book holds of the longest of the prompt's marks that it knows, by an entry of the mark or by that
         of a history with it."""
         longest: dict[int, int] = {}
-        points = entry.points
+        points, before = entry.points, None
         for mark in reversed(sorted((*points, *entry.marks), key=_TOKENS) if points else entry.marks):
             known = self._marks.get(mark.key)
             if known is not None:
                 self._note_holders(longest, mark.key, _MASK)
-                self._note_holders(longest, known >> MARK_BITS, known & _MASK)
+                history = known >> MARK_BITS
+                if history != before:  # else its books are noted
+                    self._note_holders(longest, history, known & _MASK)
+                    before = history
         return longest
 
     def _book(self, worker: WorkerId, incarnation: str | None = None) -> CacheBook | None:

@@ -10,6 +10,7 @@ session that passed them last; the second session that passes one makes it an en
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
 from operator import attrgetter
@@ -20,6 +21,7 @@ from ..runtime.replicated import Replicated
 from .cache_book import CacheBook
 from .entry_places import EntryPlaces
 from .held import (
+    MARK_BITS,
     BeliefEvidence,
     BookLessons,
     BookNews,
@@ -41,9 +43,9 @@ CLEARED_AT_ONCE = 32  # entries of books that are closed: a microsecond each
 ELSEWHERE = 0.9  # of what a worker holds; another one that holds so much can take its place
 OWN = -1  # in place of another process's index
 
-_BITS = 30  # for the tokens of a mark
-_MASK = (1 << _BITS) - 1
+_MASK = (1 << MARK_BITS) - 1
 _TOKENS = attrgetter("tokens")
+_OWN_TURNS, _SHARED_PREFIX = BeliefEvidence.OWN_TURNS, BeliefEvidence.SHARED_PREFIX  # an enum's members take long
 
 
 class Beliefs:
@@ -80,15 +82,15 @@ class Beliefs:
         that they hold of that, which then counts alone; by_tokens: what they say of this very prompt, which counts
         above all.
         """
-        source, shares = entry.source, BeliefEvidence.SHARED_PREFIX
-        own = BeliefEvidence.OWN_TURNS if source == entry.history else shares
-        by_own = {} if source is None else self._holders(source, most)
+        source, numbered = entry.source, self._numbered
+        found: dict[WorkerId, Held] = {}  # `dict[WorkerId, Held]()` takes ten times as long
+        own = _OWN_TURNS if source == entry.history else _SHARED_PREFIX
+        slots: Mapping[int, int] = {} if source is None else self._places.of(source)
         by_mark = self._longest(entry)
-        found: dict[WorkerId, Held] = {}
-        for number in sorted(by_own | by_mark if by_mark else by_own):
-            tokens = by_own.get(number, 0)
-            shared = by_mark.get(number, 0) if by_mark and tokens < max(1, most) else 0
-            worker, book = self._numbered[number]
+        for number in sorted({**slots, **by_mark} if by_mark else slots):
+            if number not in numbered:
+                continue
+            worker, book = numbered[number]
             view = views.get(worker)
             if (
                 view is None
@@ -97,8 +99,12 @@ class Beliefs:
                 or (observed and worker in observed)
             ):
                 continue
-            if tokens or shared:
-                found[worker] = Held(shared, shares) if shared > tokens else Held(tokens, own)
+            held = book.entries.held[slots[number]] if number in slots else 0
+            tokens = held if held < most else most
+            if by_mark and (tokens < most or not tokens) and (shared := by_mark.get(number, 0)) > tokens:
+                found[worker] = Held(shared, _SHARED_PREFIX)
+            elif tokens:
+                found[worker] = Held(tokens, own)
         for worker, tokens in (observed or {}).items():
             if tokens > 0 and worker in views and views[worker].worker.keeps_prefixes:
                 found[worker] = Held(tokens, BeliefEvidence.KV_EVENTS)
@@ -108,8 +114,10 @@ class Beliefs:
 
     def why_lost(self, was: Residency | None) -> str | None:
         """Why the worker no longer holds what it did: `decode_restarted` or `evicted`; None: nothing was there."""
-        view = None if was is None else self._view(was.worker)
-        if was is None or view is None or not view.worker.keeps_prefixes:
+        if was is None:
+            return None
+        view = self._view(was.worker)
+        if view is None or (view.worker.coordinates and not view.worker.keeps_prefixes):
             return None
         return "evicted" if view.incarnation == was.incarnation else "decode_restarted"
 
@@ -122,28 +130,23 @@ class Beliefs:
 
     def passed(self, history: int, marks: Iterable[Mark]) -> None:
         """A worker holds a prompt of this history, which has these marks."""
+        known, history = self._marks, history << MARK_BITS
         for mark in marks:
-            self._marks.pop(mark.key, None)
-            self._marks[mark.key] = history << _BITS | min(mark.tokens, _MASK)
-        if len(self._marks) > self._marks_kept:  # many at once, as to find the oldest entry of a dict takes time
-            for key in list(islice(self._marks, 1 + self._marks_kept // 8)):
-                del self._marks[key]
+            key, tokens = mark.key, mark.tokens
+            known.pop(key, None)
+            known[key] = history | (tokens if tokens < _MASK else _MASK)
+        if len(known) > self._marks_kept:  # many at once, as to find the oldest entry of a dict takes time
+            for key in list(islice(known, 1 + self._marks_kept // 8)):
+                del known[key]
 
     def ended(self, history: int, holders: Iterable[Residency | None], marks: Sequence[Mark]) -> None:
         """A turn has ended, here or in another process, on these workers. marks: its prompt's, shortest first."""
         for where in holders:
-            if where is not None:
-                self.touch(history, where, marks)
-        self.passed(history, marks)
-
-    def touch(self, history: int, where: Residency, marks: Sequence[Mark] = ()) -> None:
-        """The worker has used this history's prefix. Of an engine that has restarted since, or is gone, nothing stays.
-
-        marks: the prompt's, shortest first.
-        """
-        book = self._book(where.worker, where.incarnation)
-        if book is not None:
-            book.touch(history, where.tokens, self._shared(book, history, marks))
+            # Of an engine that has restarted since, or is gone, nothing stays.
+            if where is not None and (book := self._book(where.worker, where.incarnation)) is not None:
+                book.touch(history, where.tokens, marks)
+        if marks:
+            self.passed(history, marks)
 
     def lasting(self, marks: list[Mark], points: Sequence[Mark], decode: Residency | None) -> list[Mark]:
         """Which of these a session keeps: all marks, and a point that has an entry where the session is."""
@@ -156,50 +159,51 @@ class Beliefs:
 
         by: the process whose turn it is. One that tells of a leg twice changes nothing by it.
         """
-        legs = self._legs.setdefault(by, {})
+        legs = self._legs.get(by)
+        if legs is None:
+            legs = self._legs[by] = {}
         if leg.number in legs:
             return 0
         book = self._book(leg.worker)
         legs[leg.number] = leg
-        self._tell(leg, by)
+        if self.replicated is not None and by == OWN:
+            self.replicated.changed(leg)
         if book is None:
             return 0
-        since = book.used_since(leg.history) if by == OWN and book.held(leg.history) else 0
+        slot = self._places.slot(leg.history, book.number)
+        since = book.used_since(slot) if slot and by == OWN else 0
         if leg.source is not None and (passed := book.pass_on(leg.source, leg.shared)):
             self._passed[by, leg.number] = book.number, passed
-        book.expect(leg.history, leg.tokens, leg.marks)
+        book.expect(leg.history, slot, leg.tokens, leg.marks)
         return since
 
     def ended_leg(self, end: LegOutcome, by: int = OWN) -> None:
         """The worker uses the leg's prefix now, or will not."""
-        leg = self._legs.get(by, {}).pop(end.number, None)
+        legs = self._legs.get(by)
+        leg = legs.pop(end.number, None) if legs else None
         if leg is None:
             return
-        self._tell(end, by)
-        number, passed = self._passed.pop((by, end.number), (0, 0))
+        if self.replicated is not None and by == OWN:
+            self.replicated.changed(end)
+        number = passed = 0
+        if leg.source is not None:
+            number, passed = self._passed.pop((by, end.number), (0, 0))
         book = self._book(leg.worker)
         if book is None:
             return
-        if not end.has_used:
-            book.withdraw(leg.history)
-            if leg.source is not None and number == book.number:
-                book.take_back(leg.source, passed)
+        if end.has_used:
+            book.begin(leg.history, leg.tokens, _with_point(book, leg) if leg.points else leg.marks)
+            if leg.opens:
+                self.passed(leg.history, (*leg.points, *leg.marks))
             return
-        book.begun(leg.history)
-        shared = self._shared(book, leg.history, leg.marks)
-        if leg.points:
-            # Entries lie inside of one another, and later turns touch marks: a point has one beyond the last mark only.
-            within = shared[-1].tokens if shared else 0
-            points = self._shared(book, leg.history, [point for point in leg.points if point.tokens > within])
-            shared += points[-1:]
-        # The worker may hold more of the history than this turn has, and then keeps it.
-        book.touch(leg.history, max(leg.tokens, book.held(leg.history)), shared)
-        if leg.opens:
-            self.passed(leg.history, (*leg.points, *leg.marks))
+        book.withdraw(leg.history)
+        if leg.source is not None and number == book.number:
+            book.take_back(leg.source, passed)
 
     def found(self, found: CacheFound, by: int = OWN) -> None:
         """See `CacheBook.found`."""
-        self._tell(found, by)
+        if self.replicated is not None and by == OWN:
+            self.replicated.changed(found)
         book = self._book(found.where.worker, found.where.incarnation)
         if book is not None:
             book.found(found.since, found.where.tokens, found.cached)
@@ -218,17 +222,16 @@ class Beliefs:
 
         A P is none for a D, unless P answer too: a turn that comes back would wait until its KV has been moved.
         """
-        numbered, own = self._numbered, book.number
-        others = [place for place in self._places.of(key) if place[0] != own]
-        if not others:  # nearly always
+        holders: dict[int, int] = {}
+        self._note_holders(holders, key, _MASK)
+        own = book.number
+        enough = ELSEWHERE * holders.pop(own, 0)
+        if not holders:  # nearly always
             return False
-        enough, answers = ELSEWHERE * book.held(key), not (prefills_answer or self._is_of_prefill(own))
-        for number, slot in others:
-            if number in numbered and not (answers and self._is_of_prefill(number)):
-                held = numbered[number][1].held_at(slot)
-                if held is not None and held >= enough:
-                    return True
-        return False
+        answers = not (prefills_answer or self._is_of_prefill(own))
+        return any(
+            there >= enough and not (answers and self._is_of_prefill(number)) for number, there in holders.items()
+        )
 
     def _is_of_prefill(self, number: int) -> bool:
         view = self._view(self._numbered[number][0])
@@ -264,34 +267,30 @@ class Beliefs:
 
     # -- inside
 
-    def _tell(self, what: BookNews, by: int) -> None:
-        if self.replicated is not None and by == OWN:
-            self.replicated.changed(what)
-
-    def _holders(self, key: int, most: int = _MASK) -> dict[int, int]:
-        """By their numbers, the books that have an entry of this key, and how many tokens they hold of it."""
-        holders: dict[int, int] = {}
+    def _note_holders(self, holders: dict[int, int], key: int, most: int) -> None:
+        """By their numbers, further books that have an entry of this key, and how many tokens they hold of it."""
         numbered = self._numbered
-        for number, slot in self._places.of(key):
-            if number in numbered and (held := numbered[number][1].held_at(slot)) is not None:
-                holders[number] = held if held < most else most
-        return holders
+        for number, slot in self._places.of(key).items():
+            if number not in holders and number in numbered:
+                entries = numbered[number][1].entries
+                held = entries.held[slot]
+                if held or entries.own[slot]:  # else it is of nothing
+                    holders[number] = held if held < most else most
 
     def _longest(self, entry: PromptEntry) -> dict[int, int]:
         """What each book holds of the longest of the prompt's marks that it knows, by an entry of the mark or by that
         of a history with it."""
         longest: dict[int, int] = {}
-        points = entry.points
+        points, before = entry.points, None
         for mark in reversed(sorted((*points, *entry.marks), key=_TOKENS) if points else entry.marks):
             known = self._marks.get(mark.key)
             if known is not None:
-                longest = self._holders(known >> _BITS, known & _MASK) | self._holders(mark.key) | longest
+                self._note_holders(longest, mark.key, _MASK)
+                history = known >> MARK_BITS
+                if history != before:  # else its books are noted
+                    self._note_holders(longest, history, known & _MASK)
+                    before = history
         return longest
-
-    def _shared(self, book: CacheBook, history: int, marks: Sequence[Mark]) -> list[Mark]:
-        """Those that have an entry, and those that another history has passed."""
-        own = history << _BITS
-        return [mark for mark in marks if book.held(mark.key) or self._marks.get(mark.key, own) >> _BITS != history]
 
     def _book(self, worker: WorkerId, incarnation: str | None = None) -> CacheBook | None:
         """The worker's, up to date; None if it is gone, or another engine than this one is there."""
@@ -300,18 +299,22 @@ class Beliefs:
         view = self._view(worker)
         if view is None or (incarnation is not None and view.incarnation != incarnation):
             return None
-        book = self._books.get(worker)
+        book, capacity = self._books.get(worker), view.load.kv_capacity_tokens
         if book is None or book.incarnation != view.incarnation:
-            for gone in [known for known in self._books if self._view(known) is None]:
-                self._close(gone)
-            if book is not None:
-                self._close(worker)
-            book = self._books[worker] = CacheBook(view.incarnation, self._places, next(self._numbers))
-            self._numbered[book.number] = worker, book
-            book.report(view.load.kv_capacity_tokens)
-            for leg in [leg for legs in self._legs.values() for leg in legs.values() if leg.worker == worker]:
-                book.expect(leg.history, leg.tokens, leg.marks)
+            return self._open(worker, view)
+        if capacity != book.reported:
+            book.report(capacity)
+        return book
+
+    def _open(self, worker: WorkerId, view: WorkerView) -> CacheBook:
+        """The book of an engine that is new."""
+        for known in [known for known in self._books if known == worker or self._view(known) is None]:
+            self._close(known)
+        book = self._books[worker] = CacheBook(view.incarnation, self._places, next(self._numbers), self._marks)
+        self._numbered[book.number] = worker, book
         book.report(view.load.kv_capacity_tokens)
+        for leg in [leg for legs in self._legs.values() for leg in legs.values() if leg.worker == worker]:
+            book.expect(leg.history, book.slot(leg.history), leg.tokens, leg.marks)
         return book
 
     def _close(self, worker: WorkerId) -> None:
@@ -332,8 +335,19 @@ def _overrule(held: dict[WorkerId, Held], by_tokens: Mapping[WorkerId, Found]) -
             if found.is_exact:
                 held.pop(worker, None)
         elif found.is_exact or known is None or found.tokens > known.tokens:
-            is_shared = known is None or known.evidence is BeliefEvidence.SHARED_PREFIX
+            is_shared = known is None or known.evidence is _SHARED_PREFIX
             held[worker] = Held(found.tokens, BeliefEvidence.KV_EVENTS, is_shared)
+
+
+def _with_point(book: CacheBook, leg: SentLeg) -> list[Mark]:
+    """The shared marks of a leg, and a shared point beyond the last of them.
+
+    Entries lie inside of one another, and later turns touch marks: no other point has an entry.
+    """
+    shared = [mark for mark in leg.marks if book.is_shared(leg.history, mark)]
+    within = shared[-1].tokens if shared else 0
+    beyond = [point for point in leg.points if point.tokens > within and book.is_shared(leg.history, point)]
+    return shared + beyond[-1:]
 
 
 def marks_of(keys: Sequence[int], ends: Sequence[int], size: int, prompt_tokens: int) -> list[Mark]:
@@ -341,10 +355,7 @@ def marks_of(keys: Sequence[int], ends: Sequence[int], size: int, prompt_tokens:
 
     ends: in bytes, as `size`, which is all of the prompt and has `prompt_tokens`.
     """
-    marks: list[Mark] = []  # `list[Mark]()` takes ten times as long
-    for key, end in zip(keys, ends, strict=True):
-        if end >= SHARED_BYTES:  # not tokens: each process would estimate others
-            marks.append(Mark(key, prompt_tokens * end // size))
-            if len(marks) == MARKS:
-                break
-    return marks
+    first = bisect_left(ends, SHARED_BYTES)  # not tokens: each process would estimate others
+    if first == len(ends):
+        return []
+    return [Mark(keys[at], prompt_tokens * ends[at] // size) for at in range(first, min(first + MARKS, len(ends)))]

@@ -13,12 +13,12 @@ whole raises that a little, up to what the engine reports.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 from .entries import AHEAD, USED, Entries
 from .entry_places import EntryPlaces
-from .held import Mark
+from .held import MARK_BITS, Mark
 
 BLOCK_TOKENS = 16
 BLOCK_TOKENS_LIMIT = 4096
@@ -34,6 +34,10 @@ LOOKED_AT = 256  # newest entries, which takes 15 us
 RECOVERY = 256  # prefixes found whole until a capacity that was believed to be 0 is as reported again
 
 _MOST = (1 << 30) - 1  # tokens of an entry
+_NO_MARKS: Mapping[int, int] = {}
+
+_Part = tuple[int, int, int, int]
+"""Of a prefix that is entered: a key, its slot, and the tokens that the entry then holds and has as its own."""
 
 
 class CacheBook:
@@ -44,88 +48,90 @@ class CacheBook:
         "_believed",
         "_counted",
         "_counts",
-        "_entries",
         "_has_missed",
-        "_reported",
-        "_tokens",
+        "_marks",
+        "_places",
+        "capacity",
+        "entries",
         "evicted",
         "incarnation",
         "number",
+        "reported",
+        "tokens",
     )
 
-    def __init__(self, incarnation: str, places: EntryPlaces | None = None, number: int = 1) -> None:
-        """places: of the entries of all books, of which this one has a number of its own."""
+    def __init__(
+        self,
+        incarnation: str,
+        places: EntryPlaces | None = None,
+        number: int = 1,
+        marks: Mapping[int, int] = _NO_MARKS,
+    ) -> None:
+        """places: of the entries of all books, of which this one has a number of its own. marks: see `Beliefs`."""
         self.incarnation = incarnation
         self.number = number
-        self._entries = Entries(EntryPlaces() if places is None else places, number)
+        self._marks = marks
+        self._places = EntryPlaces() if places is None else places
+        self.entries = Entries(self._places, number)
         # By key: turns that were sent and have not used their entry yet, which may be of nothing.
         self._awaited: dict[int, int] = {}
-        self._tokens = 0  # of all entries
+        self.tokens = 0  # of all that is believed to be held
         self.evicted = 0  # tokens so far, as is believed
-        self._reported = 0  # capacity; 0: unknown, and nothing is ever believed to be evicted
+        self.reported = 0  # capacity; 0: unknown, and nothing is ever believed to be evicted
         self._believed = 0  # capacity by the answers; 0: as reported
+        self.capacity = 0  # by both; 0: unknown
         self._counts = 0  # of cached tokens: what divides all of them
         self._counted = 0  # of those, as far as it matters
         self._has_missed = False  # the last answer that told something of an older turn's prefix
 
-    @property
-    def capacity(self) -> int:
-        """In tokens; 0: unknown."""
-        return min(self._believed, self._reported) if self._believed else self._reported
-
-    @property
-    def tokens(self) -> int:
-        """Of all that is believed to be held."""
-        return self._tokens
-
     def __len__(self) -> int:
-        return self._entries.count
+        return self.entries.count
+
+    def slot(self, key: int) -> int:
+        """Where its entry is, until the next change; 0: nowhere."""
+        return self._places.slot(key, self.number)
 
     def held(self, key: int) -> int:
-        entries = self._entries
-        return entries.held[entries.slot(key)]
+        return self.entries.held[self._places.slot(key, self.number)]
 
-    def held_at(self, slot: int) -> int | None:
-        """As `EntryPlaces` has the slot; None: the entry is of nothing."""
-        held = self._entries.held[slot]
-        return held if held or self._entries.own[slot] else None
-
-    def used_since(self, key: int) -> int:
-        """Tokens of what was used after this entry, which must be there.
+    def used_since(self, slot: int) -> int:
+        """Tokens of what was used after this entry; 0 if it holds nothing.
 
         Of all others, where that would take long to count, or nothing is about to be evicted.
         """
-        entries = self._entries
-        looked_for = entries.slot(key)
-        others = self._tokens - entries.own[looked_for]
-        if not self._reported or 2 * self._tokens < self.capacity:
+        entries = self.entries
+        if not entries.held[slot]:
+            return 0
+        own = entries.own
+        others = self.tokens - own[slot]
+        if 2 * self.tokens < self.capacity or not self.reported:
             return others
         since = 0
-        for slot in islice(entries.newest_first(AHEAD, USED), LOOKED_AT):
-            if slot == looked_for:
+        for newer in islice(entries.newest_first(AHEAD, USED), LOOKED_AT):
+            if newer == slot:
                 return since
-            since += entries.own[slot]
+            since += own[newer]
         return others
 
     def room(self) -> float:
         """Tokens that can be written before anything is evicted."""
         capacity = self.capacity
-        return max(0, capacity - self._tokens) if capacity else math.inf
+        return max(0, capacity - self.tokens) if capacity else math.inf
 
     def oldest(self, most: int) -> list[tuple[int, int]]:
         """Keys of what no turn uses, in the order in which they will be evicted, and the tokens that go with each."""
-        keys, own = self._entries.keys, self._entries.own
-        return [(keys[slot], own[slot]) for slot in islice(self._entries.oldest_first(USED), most)]
+        keys, own = self.entries.keys, self.entries.own
+        return [(keys[slot], own[slot]) for slot in islice(self.entries.oldest_first(USED), most)]
 
     def newest(self, most: int) -> list[int]:
         """Keys of what no turn uses, and was used last."""
-        keys = self._entries.keys
-        return [keys[slot] for slot in islice(self._entries.newest_first(USED), most)]
+        keys = self.entries.keys
+        return [keys[slot] for slot in islice(self.entries.newest_first(USED), most)]
 
     def clear(self, most: int) -> bool:
         """Some of what an engine held that is gone; whether that was all."""
-        self._entries.remove_some(most)
-        return not self._entries.count
+        self.entries.remove_some(most)
+        return not self.entries.count
 
     @property
     def lessons(self) -> tuple[int, int, bool]:
@@ -134,80 +140,91 @@ class CacheBook:
 
     def adopt(self, believed: int, counts: int, has_missed: bool) -> None:
         """What another process has learned from answers."""
-        self._believed, self._counts, self._has_missed = believed, counts, has_missed
+        self._counts, self._has_missed = counts, has_missed
+        self._believe(believed)
         self._shrink()
 
     def report(self, capacity: int) -> None:
         """As the engine says."""
-        if capacity != self._reported:
-            self._reported = capacity
+        if capacity != self.reported:
+            self.reported = capacity
+            self._believe(self._believed)
             self._shrink()
 
-    def touch(self, key: int, tokens: int, shared: Sequence[Mark] = ()) -> None:
+    def is_shared(self, history: int, mark: Mark) -> bool:
+        """Whether it has an entry, or another history has passed it."""
+        return self.held(mark.key) > 0 or self._marks.get(mark.key, history << MARK_BITS) >> MARK_BITS != history
+
+    def touch(self, history: int, tokens: int, marks: Sequence[Mark] = ()) -> None:
         """The engine has just used this prefix, and holds so many tokens of it.
 
-        shared: prefixes of it that other entries share, shortest first.
+        marks: of the prompt, shortest first.
         """
-        self._enter(key, tokens, tokens, shared)
+        whole = history, self._places.slot(history, self.number), tokens, tokens
+        self._enter(self._parts(whole, marks, self._marks) if marks else (whole,))
 
-    def expect(self, key: int, tokens: int, shared: Sequence[Mark] = ()) -> None:
-        """A turn was sent that will use this prefix, and have so many tokens, before turns that are sent later."""
-        if not self._reported:
+    def expect(self, history: int, slot: int, tokens: int, marks: Sequence[Mark] = ()) -> None:
+        """A turn was sent that will use this prefix, and have so many tokens, before turns that are sent later.
+
+        slot: the history's.
+        """
+        if not self.reported:
             return
-        held = self.held(key)
-        awaited = self._awaited.get(key, 0)
-        self._awaited[key] = awaited + 1
-        if not awaited:
-            entries, slot = self._entries, self._entries.slot(key)
-            if slot:
-                entries.renew(slot, AHEAD)
-            else:
-                entries.add(key, AHEAD)
-        if 2 * held < tokens:  # no LOCAL turn comes for so little, whose answer could raise it
-            self._raise(self._reported // RECOVERY)
-        self._enter(key, held, max(held, tokens), [mark for mark in shared if self.held(mark.key)])
+        entries, awaited = self.entries, self._awaited.get(history, 0)
+        self._awaited[history] = awaited + 1
+        if not slot:
+            slot = entries.add(history, AHEAD)
+        elif not awaited:
+            entries.renew(slot, AHEAD)
+        held = entries.held[slot]
+        if self._believed and 2 * held < tokens:  # no LOCAL turn comes for so little, whose answer could raise it
+            self._raise(self.reported // RECOVERY)
+        whole = history, slot, held, held if held > tokens else tokens
+        self._enter(self._parts(whole, marks, _NO_MARKS) if marks else (whole,))
 
     def pass_on(self, key: int, tokens: int) -> int:
         """A newer entry begins with so many tokens of this one, which count there from here on.
 
         What `take_back` takes: those that counted here, as its beginning may count elsewhere.
         """
-        entries, slot = self._entries, self._entries.slot(key)
+        entries, slot = self.entries, self.slot(key)
         own = entries.own[slot]
         passed = min(own, max(0, tokens - max(0, entries.held[slot] - own)))
-        self._tokens -= passed
+        self.tokens -= passed
         entries.own[slot] = own - passed
         return passed
 
     def take_back(self, key: int, passed: int) -> None:
         """That newer entry came to nothing."""
-        entries, slot = self._entries, self._entries.slot(key)
+        entries, slot = self.entries, self.slot(key)
         own = entries.own[slot]
         whole = min(max(own, entries.held[slot]), own + passed)
-        self._tokens += whole - own
+        self.tokens += whole - own
         entries.own[slot] = whole
         self._shrink()
 
-    def begun(self, key: int) -> None:
-        """A turn that was expected uses its prefix now."""
-        awaited = self._awaited.get(key, 0)
-        if awaited > 1:
-            self._awaited[key] = awaited - 1
-        elif awaited:
-            del self._awaited[key]
-            entries, slot = self._entries, self._entries.slot(key)
-            if entries.held[slot] or entries.own[slot]:
-                entries.renew(slot, USED)
-            else:
-                entries.remove(slot)
+    def begin(self, history: int, tokens: int, marks: Sequence[Mark] = ()) -> None:
+        """A turn that was expected uses its prefix now. The engine may hold more of it than this turn has, and then
+        keeps it."""
+        slot = self._places.slot(history, self.number)
+        if self._awaited:
+            self._has_come(history)
+        held = self.entries.held[slot]
+        held = held if held > tokens else tokens
+        whole = history, slot, held, held
+        self._enter(self._parts(whole, marks, self._marks) if marks else (whole,))
 
     def withdraw(self, key: int) -> None:
         """A turn that was expected does not come."""
-        self.begun(key)
-        entries, slot = self._entries, self._entries.slot(key)
+        entries, slot = self.entries, self.slot(key)
         held, room = entries.held[slot], entries.own[slot]
+        if self._has_come(key):
+            if not held and not room:
+                entries.remove(slot)
+                return
+            entries.renew(slot, USED)
         if room > held:
-            self._tokens -= room - held
+            self.tokens -= room - held
             if held:
                 entries.own[slot] = held
             else:
@@ -215,9 +232,9 @@ class CacheBook:
 
     def forget(self, key: int) -> None:
         """Nobody will ask for it again. Where the capacity is known it goes on taking room, as in the engine."""
-        slot = 0 if self._reported else self._entries.slot(key)
+        slot = 0 if self.reported else self.slot(key)
         if slot:
-            self._tokens -= self._entries.own[slot]
+            self.tokens -= self.entries.own[slot]
             self._empty(slot)
 
     def found(self, since: int, held: int, cached: int) -> None:
@@ -227,19 +244,21 @@ class CacheBook:
         that is missing tells nothing. What was used recently is taken for evicted only if most of it is gone, and the
         answer before said so too.
         """
-        if not self._reported:
+        reported = self.reported
+        if not reported:
             return
         if cached:
             self._counts, self._counted = math.gcd(self._counts, cached), min(self._counted + 1, BLOCK_SAMPLES)
         block = self._block()
         if held - cached <= max(2 * min(block, USUAL_BLOCK_TOKENS), min(2 * block, held // 2), held // 8):
             self._has_missed = False
-            self._raise(max(1, self._reported // RECOVERY, cached - held))
+            if self._believed:
+                self._raise(max(1, reported // RECOVERY, cached - held))
             return
         fits = max(block, since + cached)
         is_gone = 2 * cached < held
-        if 2 * fits >= self._reported or (is_gone and self._has_missed):
-            self._believed = min(fits, self.capacity)
+        if 2 * fits >= reported or (is_gone and self._has_missed):
+            self._believe(min(fits, self.capacity))
             self._shrink()
         self._has_missed |= is_gone
 
@@ -249,40 +268,66 @@ class CacheBook:
         return min(max(self._counts & -self._counts, BLOCK_TOKENS), USUAL_BLOCK_TOKENS)
 
     def _raise(self, tokens: int) -> None:
-        if self._believed:
-            raised = self._believed + tokens
-            self._believed = 0 if raised >= self._reported else raised
+        raised = self._believed + tokens
+        self._believe(0 if raised >= self.reported else raised)
 
-    def _enter(self, key: int, held: int, room: int, shared: Sequence[Mark]) -> None:
-        end, tokens = key, held
-        for mark in reversed(shared):
-            if mark.tokens < room:
-                self._put(end, tokens, room - mark.tokens)
-                end, tokens, room = mark.key, mark.tokens, mark.tokens
-        self._put(end, tokens, room)
-        self._shrink()
+    def _believe(self, capacity: int) -> None:
+        self._believed = capacity
+        self.capacity = min(capacity, self.reported) if capacity else self.reported
 
-    def _put(self, key: int, tokens: int, own: int) -> None:
-        entries, slot = self._entries, self._entries.slot(key)
-        tokens, own = min(tokens, _MOST), min(own, _MOST)
-        if not slot:
-            slot = entries.add(key, USED)
-        elif key not in self._awaited:
-            entries.renew(slot, USED)
-        self._tokens += own - entries.own[slot]
-        entries.held[slot], entries.own[slot] = tokens, own
+    def _has_come(self, key: int) -> bool:
+        """A turn that was awaited; whether it was the last."""
+        awaited = self._awaited.get(key, 0)
+        if awaited > 1:
+            self._awaited[key] = awaited - 1
+        elif awaited:
+            del self._awaited[key]
+        return awaited == 1
+
+    def _parts(self, whole: _Part, marks: Sequence[Mark], passed: Mapping[int, int]) -> list[_Part]:
+        """What is entered for a prefix whose beginnings are shared, each counted once: see `is_shared`.
+
+        passed: marks, as `Beliefs` has them.
+        """
+        places, number, entries = self._places, self.number, self.entries
+        parts: list[_Part] = []
+        history, slot, held, room = whole
+        key = history
+        own = history << MARK_BITS
+        for mark in reversed(marks):
+            tokens = mark.tokens
+            if tokens < room:
+                at = places.slot(mark.key, number)
+                if entries.held[at] or passed.get(mark.key, own) >> MARK_BITS != history:
+                    parts.append((key, slot, held, room - tokens))
+                    key, slot, held, room = mark.key, at, tokens, tokens
+        parts.append((key, slot, held, room))
+        return parts
+
+    def _enter(self, parts: Iterable[_Part]) -> None:
+        """The shortest beginning comes last: it is evicted last."""
+        entries, awaited = self.entries, self._awaited
+        helds, owns = entries.held, entries.own
+        for key, known, held, tokens in parts:
+            slot = known or entries.add(key, USED)
+            if known and key not in awaited:
+                entries.renew(slot, USED)
+            own = tokens if tokens < _MOST else _MOST
+            self.tokens += own - owns[slot]
+            helds[slot], owns[slot] = held if held < _MOST else _MOST, own
+        if self.tokens > self.capacity > 0 or entries.count > ENTRIES_KEPT:
+            self._shrink()
 
     def _empty(self, slot: int) -> None:
-        entries = self._entries
+        entries = self.entries
         if entries.keys[slot] in self._awaited:
             entries.held[slot] = entries.own[slot] = 0
         else:
             entries.remove(slot)
 
     def _shrink(self) -> None:
-        capacity = self.capacity
-        over = self._tokens - capacity if capacity else 0
-        surplus = self._entries.count - ENTRIES_KEPT
+        over = self.tokens - self.capacity if self.capacity else 0
+        surplus = self.entries.count - ENTRIES_KEPT
         if surplus > 0:
             surplus += ENTRIES_KEPT // 8  # the next ones have room
         if over > 0 or surplus > 0:
@@ -290,7 +335,7 @@ class CacheBook:
 
     def _evict(self, over: int, surplus: int) -> None:
         """At least so many tokens, and so many entries."""
-        entries = self._entries
+        entries = self.entries
         held, owns = entries.held, entries.own
         for end in (USED, AHEAD):
             for slot in entries.oldest_first(end):
@@ -298,7 +343,7 @@ class CacheBook:
                     return
                 own = owns[slot]
                 going = own if surplus > 0 else min(own, over)
-                self._tokens -= going
+                self.tokens -= going
                 self.evicted += going
                 over -= going
                 if going < own:

@@ -15,6 +15,8 @@ from .entry_places import EntryPlaces
 USED, AHEAD = 0, 1
 """The slots that begin and end the lists: what turns have used, and what turns that were sent will use."""
 
+GROWTH = 16  # free slots are made so many at once
+
 
 class Entries:
     """`held[slot]` tokens from the prompt's start are held; `own[slot]` is what it takes that no other entry counts."""
@@ -32,37 +34,46 @@ class Entries:
         self._older = array("I", (USED, AHEAD))
         self._newer = array("I", (USED, AHEAD))
 
-    def slot(self, key: int) -> int:
-        """0: it has no entry."""
-        return self._places.slot(key, self._number)
-
     def add(self, key: int, end: int) -> int:
         """A new entry, of nothing yet, as the newest of the list; its slot."""
-        slot = self._free
-        if slot:
-            self._free = self._newer[slot]
-            self.keys[slot] = key
-        else:
-            slot = len(self.keys)
-            self.keys.append(key)
-            for numbers in (self.held, self.own, self._older, self._newer):
-                numbers.append(0)
+        if not self._free:
+            self._grow()
+        older, newer, slot = self._older, self._newer, self._free
+        self._free = newer[slot]
+        self.keys[slot] = key
         self._places.add(key, self._number, slot)
-        self._link(slot, end)
+        newest = older[end]
+        older[slot], newer[slot] = newest, end
+        newer[newest] = older[end] = slot
         self.count += 1
         return slot
 
+    def _grow(self) -> None:
+        size = len(self.keys)
+        self._free = size
+        self.keys.frombytes(bytes(8 * GROWTH))
+        for numbers in (self.held, self.own, self._older):
+            numbers.frombytes(bytes(4 * GROWTH))
+        self._newer.extend(range(size + 1, size + GROWTH))
+        self._newer.append(0)
+
     def renew(self, slot: int, end: int) -> None:
         """It is the newest of the list from here on."""
-        if self._older[end] != slot:
-            self._unlink(slot)
-            self._link(slot, end)
+        older, newer = self._older, self._newer
+        newest = older[end]
+        if newest != slot:
+            before, after = older[slot], newer[slot]
+            newer[before], older[after] = after, before
+            older[slot], newer[slot] = newest, end
+            newer[newest] = older[end] = slot
 
     def remove(self, slot: int) -> None:
         self._places.remove(self.keys[slot], self._number)
-        self._unlink(slot)
+        older, newer = self._older, self._newer
+        before, after = older[slot], newer[slot]
+        newer[before], older[after] = after, before
         self.held[slot] = self.own[slot] = 0
-        self._newer[slot], self._free = self._free, slot
+        newer[slot], self._free = self._free, slot
         self.count -= 1
 
     def remove_some(self, most: int) -> None:
@@ -87,14 +98,3 @@ class Entries:
             while slot != end:
                 yield slot
                 slot = older[slot]
-
-    def _link(self, slot: int, end: int) -> None:
-        older, newer = self._older, self._newer
-        newest = older[end]
-        older[slot], newer[slot] = newest, end
-        newer[newest] = older[end] = slot
-
-    def _unlink(self, slot: int) -> None:
-        older, newer = self._older, self._newer
-        before, after = older[slot], newer[slot]
-        newer[before], older[after] = after, before

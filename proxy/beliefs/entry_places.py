@@ -7,7 +7,7 @@ are packed into one number: 32 or 36 bytes. Where many workers hold the same beg
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 _NUMBER_BITS = 25  # of a book: a proxy sees fewer workers come in its life
 _SLOT_BITS = 20  # of an entry: 30 times as many as a book keeps, as each turn under way may have another one
@@ -30,10 +30,8 @@ class EntryPlaces:
 
     def slot(self, key: int, number: int) -> int:
         """Of the key's entry in this book; 0: none."""
-        found = self._places.get(key)
-        if found is None:
-            return 0
-        if not isinstance(found, int):
+        found = self._places.get(key, 0)
+        if isinstance(found, dict):
             return found.get(number, 0)
         while found:
             if found & _NUMBER == number:
@@ -41,12 +39,16 @@ class EntryPlaces:
             found >>= _PLACE_BITS
         return 0
 
-    def of(self, key: int) -> Iterable[tuple[int, int]]:
-        """Numbers and slots of all books that have an entry of it."""
-        found = self._places.get(key)
-        if found is None:
-            return ()
-        return _unpacked(found) if isinstance(found, int) else found.items()
+    def of(self, key: int) -> Mapping[int, int]:
+        """The slots of its entries, by the numbers of all books that have one."""
+        found = self._places.get(key, 0)
+        if isinstance(found, dict):
+            return found
+        places: dict[int, int] = {}
+        while found:
+            places[found & _NUMBER] = found >> _NUMBER_BITS & _SLOT
+            found >>= _PLACE_BITS
+        return places
 
     def add(self, key: int, number: int, slot: int) -> None:
         """The book must not have an entry of it yet."""
@@ -55,7 +57,9 @@ class EntryPlaces:
             found[number] = slot
             return
         packed = found << _PLACE_BITS | slot << _NUMBER_BITS | number
-        self._places[key] = packed if packed < _PACKED else dict(_unpacked(packed))
+        self._places[key] = packed
+        if packed >= _PACKED:
+            self._places[key] = dict(self.of(key))
 
     def remove(self, key: int, number: int) -> None:
         """The book must have an entry of it."""
@@ -63,17 +67,10 @@ class EntryPlaces:
         if isinstance(found, int) and found < 1 << _PLACE_BITS:  # it is the only place
             del self._places[key]
             return
-        places = dict(_unpacked(found)) if isinstance(found, int) else found
+        places = dict(self.of(key)) if isinstance(found, int) else found
         del places[number]
         if isinstance(found, int) or len(places) <= 2:
             packed = 0
             for left, slot in places.items():
                 packed = packed << _PLACE_BITS | slot << _NUMBER_BITS | left
             self._places[key] = packed
-
-
-def _unpacked(packed: int) -> list[tuple[int, int]]:
-    places = [(packed & _NUMBER, packed >> _NUMBER_BITS & _SLOT)]
-    while packed := packed >> _PLACE_BITS:
-        places.append((packed & _NUMBER, packed >> _NUMBER_BITS & _SLOT))
-    return places

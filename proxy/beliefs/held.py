@@ -9,6 +9,8 @@ import msgspec
 
 from ..fleet.worker import WorkerId
 
+MARK_BITS = 30  # for the tokens of a mark, where they are kept with the history that passed it
+
 
 class BeliefEvidence(StrEnum):
     OWN_TURNS = "own_turns"  # turns of this history ran there, and its cache has had room for them since

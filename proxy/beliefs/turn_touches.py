@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
-from msgspec.structs import replace
 
 from ..fleet.worker import WorkerId
 from .beliefs import Beliefs
 from .held import BeliefEvidence, CacheFound, Held, LegOutcome, PromptEntry, SentLeg
 
 _MOST_TOKENS = 1 << 40  # above any context; an engine may report any integer
+_OWN_TURNS = BeliefEvidence.OWN_TURNS  # an enum's members take long
 
 
 class TurnCaches(msgspec.Struct, frozen=True):
@@ -45,11 +45,12 @@ class TurnTouches:
     """
 
     __slots__ = (
-        "_awaited",
         "_beliefs",
         "_decode",
         "_entry",
         "_held",
+        "_is_on_decode",
+        "_legs",
         "_prefill",
         "_prompt_tokens",
         "_reach_tokens",
@@ -72,17 +73,21 @@ class TurnTouches:
         self._decode = caches.decode
         self._prefill = caches.prefill
         self._prompt_tokens = prompt_tokens
-        computing, source = caches.prefill or caches.decode, caches.source
-        self._source = None if source not in held or source == computing else source
-        self._reach_tokens = 0 if self._source is None else min(caches.reach_tokens, held[self._source].tokens)
-        self._since: dict[WorkerId, int] = {}  # tokens that each worker had used since it used the prefix
-        self._awaited: dict[WorkerId, int] = {}  # the legs on those that have not used it yet
+        self._legs: dict[WorkerId, int] = {}  # on workers that have not used the prefix yet
+        self._since = 0  # tokens that were used since the prefix was, on the worker of which the answer tells
+        self._source: WorkerId | None = None
+        self._reach_tokens = 0
+        self._is_on_decode = False  # a leg is, or was
+        source = caches.source
+        if source is not None and source in held and source != (caches.prefill or caches.decode):
+            self._source, self._reach_tokens = source, min(caches.reach_tokens, held[source].tokens)
+            self._is_on_decode = source == caches.decode
 
     def sent(self) -> None:
         """To its first worker: turns that are sent there later find the cache as this one will leave it."""
-        self._expect(self._decode if self._prefill is None else self._prefill)
+        self._since = self._expect(self._decode if self._prefill is None else self._prefill)
         if self._source is not None:
-            self._lend(self._source)
+            self._since = self._lend(self._source)
 
     def prefilled(self, cached: int | None) -> None:
         """The prompt's KV is on P, which had found so many of its tokens cached; None: P does not say.
@@ -92,11 +97,13 @@ class TurnTouches:
         assert self._prefill is not None, "only a SPLIT has a P"
         self._found(self._prefill, cached)
         self._touch(self._prefill)
-        if self._decode not in self._since:  # else it answers already: both legs ran at once
+        if not self._is_on_decode:  # else it answers already: both legs ran at once
+            self._is_on_decode = True
             self._expect(self._decode)
 
     def answering(self) -> None:
         """The prompt's KV is on the answering worker from here on, whatever becomes of its answer."""
+        self._is_on_decode = True
         self._touch(self._decode)
 
     def answered(self, cached: int | None) -> None:
@@ -109,44 +116,50 @@ class TurnTouches:
 
     def close(self) -> None:
         """Workers that have not got so far will not."""
-        while self._awaited:
-            _, leg = self._awaited.popitem()
+        while self._legs:
+            _, leg = self._legs.popitem()
             self._beliefs.ended_leg(LegOutcome(leg, has_used=False))
 
-    def _expect(self, worker: WorkerId) -> None:
+    def _expect(self, worker: WorkerId) -> int:
+        """See `Beliefs.sent`."""
         entry, number = self._entry, next(self._beliefs.leg_numbers)
-        opens = entry.source is None and worker == self._decode
-        branch = (None, 0) if entry.source == entry.history else (entry.source, entry.shared)
-        leg = SentLeg(number, worker, entry.history, self._prompt_tokens, entry.marks, entry.points, opens, *branch)
-        self._since[worker] = self._beliefs.sent(leg)
-        self._awaited[worker] = number
+        history, source, tokens = entry.history, entry.source, self._prompt_tokens
+        if source == history:
+            leg = SentLeg(number, worker, history, tokens, entry.marks, entry.points)
+        else:
+            opens = source is None and worker == self._decode
+            leg = SentLeg(number, worker, history, tokens, entry.marks, entry.points, opens, source, entry.shared)
+        self._legs[worker] = number
+        return self._beliefs.sent(leg)
 
-    def _lend(self, source: WorkerId) -> None:
+    def _lend(self, source: WorkerId) -> int:
         entry, number = self._entry, next(self._beliefs.leg_numbers)
         history = entry.history if entry.source is None else entry.source
         leg = SentLeg(number, source, history, self._held[source].tokens, entry.marks)
-        self._since[source] = self._beliefs.sent(leg)
-        self._awaited[source] = number
+        self._legs[source] = number
+        return self._beliefs.sent(leg)
 
     def _found(self, worker: WorkerId, cached: int | None) -> None:
         """By the worker that computed the prompt. If it fetched, that says what the source still held."""
-        if self._source is None:
-            self._compare(worker, cached, self._held.get(worker))
+        source = self._source
+        if source is None:
+            if cached is not None and (held := self._held.get(worker)) is not None:
+                self._compare(worker, held.tokens, min(cached, _MOST_TOKENS), held.evidence)
             return
-        held = self._held[self._source]
-        self._compare(self._source, cached, replace(held, tokens=self._reach_tokens))
-        if leg := self._awaited.pop(self._source, None):
-            was_read = cached is None or 2 * cached >= self._reach_tokens  # if so, it is the newest there
+        reach = self._reach_tokens
+        if cached is not None:
+            self._compare(source, reach, min(cached, reach), self._held[source].evidence)
+        leg = self._legs.pop(source, None)
+        if leg is not None:
+            was_read = cached is None or 2 * cached >= reach  # if so, it is the newest there
             self._beliefs.ended_leg(LegOutcome(leg, has_used=was_read))
         self._source = None
 
     def _touch(self, worker: WorkerId) -> None:
-        if worker not in self._awaited:  # P has computed nothing for it
+        if worker not in self._legs:  # P has computed nothing for it
             self._expect(worker)
-        self._beliefs.ended_leg(LegOutcome(self._awaited.pop(worker), has_used=True))
+        self._beliefs.ended_leg(LegOutcome(self._legs.pop(worker), has_used=True))
 
-    def _compare(self, worker: WorkerId, cached: int | None, held: Held | None) -> None:
-        where = None if held is None else self._beliefs.residency(worker, held.tokens)
-        if cached is not None and where is not None and held is not None and held.evidence is BeliefEvidence.OWN_TURNS:
-            cached = min(cached, held.tokens if worker == self._source else _MOST_TOKENS)
-            self._beliefs.found(CacheFound(where, self._since.get(worker, 0), cached))
+    def _compare(self, worker: WorkerId, held: int, cached: int, evidence: BeliefEvidence) -> None:
+        if evidence is _OWN_TURNS and (where := self._beliefs.residency(worker, held)) is not None:
+            self._beliefs.found(CacheFound(where, self._since, cached))

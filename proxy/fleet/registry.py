@@ -6,7 +6,7 @@ Synchronous and without a clock: callers pass `now_s` from a monotonic clock. Ev
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace as replace_worker
 from enum import Enum, auto
 
@@ -40,6 +40,8 @@ class Registry:
 
     def __init__(self) -> None:
         self._views: dict[WorkerId, WorkerView] = {}
+        # As `view`, but what it says of the worker's use may be old.
+        self.engine: Callable[[WorkerId], WorkerView | None] = self._views.get
         self._uses = Uses()
         self._closed: set[WorkerId] = set()  # static workers whose ports were found closed since they were last up
         self._changed: set[WorkerId] = set()  # workers whose views do not show their use yet
@@ -81,10 +83,6 @@ class Registry:
 
     def view(self, worker_id: WorkerId) -> WorkerView | None:
         self._catch_up()
-        return self._views.get(worker_id)
-
-    def engine(self, worker_id: WorkerId) -> WorkerView | None:
-        """As `view`, but what it says of the worker's use may be old."""
         return self._views.get(worker_id)
 
     # -- which workers there are

@@ -238,7 +238,7 @@ def books(group: ProxyGroup) -> list[dict[str, list[int]]]:
     """By proxy and worker: tokens of the entries in its book of that worker, used longest ago first."""
     return [
         {
-            view.name: [book._entries.held[slot] for slot in book._entries.oldest_first(USED)]
+            view.name: [book.entries.held[slot] for slot in book.entries.oldest_first(USED)]
             for view in one.proxy.state.registry.views()
             if (book := one.proxy.state.beliefs._books.get(view.id)) is not None
         }

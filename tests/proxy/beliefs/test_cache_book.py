@@ -11,19 +11,23 @@ from hypothesis import strategies as st
 from ppd.proxy.beliefs import cache_book
 from ppd.proxy.beliefs.cache_book import BLOCK_SAMPLES, ENTRIES_KEPT, RECOVERY, CacheBook
 from ppd.proxy.beliefs.entries import AHEAD, USED, Entries
-from ppd.proxy.beliefs.entry_places import EntryPlaces
-from ppd.proxy.beliefs.held import Mark
+from ppd.proxy.beliefs.held import MARK_BITS, Mark
 
-HEAD = Mark(1000, 300)
+HEAD, LONGER = Mark(1000, 300), Mark(1001, 450)
+ANOTHER = 99 << MARK_BITS  # a history that has passed them
 
 
 def book(capacity: int = 1000, **touched: int) -> CacheBook:
     """Sessions a, b, c, ... were used in this order."""
-    made = CacheBook("i")
+    made = CacheBook("i", marks={HEAD.key: ANOTHER, LONGER.key: ANOTHER})
     made.report(capacity)
     for name, tokens in touched.items():
         made.touch(ord(name), tokens)
     return made
+
+
+def expect(found: CacheBook, name: str, tokens: int) -> None:
+    found.expect(ord(name), found.slot(ord(name)), tokens)
 
 
 def left(found: CacheBook, names: str) -> list[int]:
@@ -84,12 +88,12 @@ def test_a_shared_beginning_counts_once_and_outlives_its_sessions() -> None:
 
 
 def test_beginnings_nest_and_one_that_is_the_whole_prompt_is_the_session_itself() -> None:
-    found, longer = book(1000), Mark(1001, 450)
+    found = book(1000)
     for name in "ab":
-        found.touch(ord(name), 500, [HEAD, longer])
+        found.touch(ord(name), 500, [HEAD, LONGER])
     assert found.tokens == 300 + 150 + 50 + 50
-    found.touch(ord("c"), 450, [HEAD, longer])
-    assert (found.held(ord("c")), found.held(longer.key)) == (450, 450)
+    found.touch(ord("c"), 450, [HEAD, LONGER])
+    assert (found.held(ord("c")), found.held(LONGER.key)) == (450, 450)
 
 
 # -- turns under way
@@ -97,19 +101,18 @@ def test_beginnings_nest_and_one_that_is_the_whole_prompt_is_the_session_itself(
 
 def test_turns_that_were_sent_take_room_before_they_hold_anything() -> None:
     found = book(1000, a=600)
-    found.expect(ord("b"), 700)
+    expect(found, "b", 700)
     assert left(found, "ab") == [300, 0]
     found.touch(ord("c"), 300)  # a turn that was sent before b ends: b still comes after it
     found.touch(ord("d"), 100)
     assert left(found, "abcd") == [0, 0, 200, 100]
-    found.begun(ord("b"))
-    found.touch(ord("b"), 700)
+    found.begin(ord("b"), 700)
     assert left(found, "bcd") == [700, 200, 100]
 
 
 def test_what_a_session_holds_stands_while_its_next_turn_waits() -> None:
     found = book(1000, a=600)
-    found.expect(ord("a"), 650)
+    expect(found, "a", 650)
     assert (left(found, "a"), found.tokens) == ([600], 650)
 
 
@@ -118,7 +121,7 @@ def test_the_room_of_a_turn_that_does_not_come_is_free_again(times: int) -> None
     found = book(1000, a=600)
     for name, tokens in (("a", 650), ("b", 300)):
         for _ in range(times):
-            found.expect(ord(name), tokens)
+            expect(found, name, tokens)
         for _ in range(times):
             found.withdraw(ord(name))
     assert (left(found, "ab"), found.tokens, len(found), len(found._awaited)) == ([600, 0], 600, 1, 0)
@@ -139,14 +142,13 @@ class UnwalkedKeys(dict[int, int]):
 
 def test_a_turn_does_not_look_through_those_that_wait() -> None:
     found = CacheBook("i")
-    found._entries, found._awaited = Unwalked(EntryPlaces(), 1), UnwalkedKeys()
+    found.entries, found._awaited = Unwalked(found._places, 1), UnwalkedKeys()
     found.report(10_000)
     found.touch(ord("a"), 600)
     for name in "bc":
-        found.expect(ord(name), 300)
+        expect(found, name, 300)
     found.touch(ord("a"), 700)
-    found.begun(ord("b"))
-    found.touch(ord("b"), 300)
+    found.begin(ord("b"), 300)
     assert left(found, "abc") == [700, 300, 0]
 
 
@@ -154,7 +156,7 @@ def test_a_turn_does_not_look_through_those_that_wait() -> None:
 
 
 def used(found: CacheBook, name: str) -> int:
-    return found.used_since(ord(name))
+    return found.used_since(found.slot(ord(name)))
 
 
 def test_what_was_used_since_is_counted_where_something_may_be_evicted() -> None:
@@ -231,29 +233,30 @@ def test_a_cache_in_which_nothing_is_believed_to_stay_is_tried_again() -> None:
         found.found(0, 400, 0)
     least = found.capacity
     for name in range(1000, 1000 + RECOVERY):
-        found.expect(name, 100)
+        found.expect(name, 0, 100)
     assert (least, found.capacity) == (16, RECOVERY * 100)
 
 
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["touch", "expect", "begun", "withdraw", "found"]), st.integers(0, 5), st.integers(0, 900)
+            st.sampled_from(["touch", "expect", "begin", "withdraw", "found"]), st.integers(0, 5), st.integers(0, 900)
         )
     )
 )
 def test_the_sum_is_that_of_its_entries_and_fits(steps: list[tuple[str, int, int]]) -> None:
     found = book(1000)
     for step, key, tokens in steps:
-        if step == "touch":
-            found.touch(key, tokens, [HEAD] if key % 2 else [])
-        elif step == "expect":
-            found.expect(key, tokens, [HEAD] if key % 2 else [])
+        marks = [HEAD] if key % 2 else []
+        if step == "expect":
+            found.expect(key, found.slot(key), tokens, marks)
         elif step == "found":
             found.found(tokens, 500, 10 * key)
+        elif step == "withdraw":
+            found.withdraw(key)
         else:
-            getattr(found, step)(key)
-        rooms = [found._entries.own[slot] for slot in found._entries.newest_first(AHEAD, USED)]
+            (found.touch if step == "touch" else found.begin)(key, tokens, marks)
+        rooms = [found.entries.own[slot] for slot in found.entries.newest_first(AHEAD, USED)]
         assert found.tokens == sum(rooms) <= found.capacity <= 1000
         assert all(0 <= found.held(name) <= 900 for name in range(6))
 
@@ -282,6 +285,6 @@ def test_counts_that_are_alike_by_chance_hide_no_miss() -> None:
 
 def test_a_branch_of_a_session_whose_next_turn_is_under_way_leaves_it_its_room() -> None:
     found = book(4000, a=500)
-    found.expect(ord("a"), 1500)
+    expect(found, "a", 1500)
     found.pass_on(ord("a"), 400)
     assert found.tokens == 1100

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ppd.proxy.beliefs import cache_book
 from ppd.proxy.beliefs.beliefs import Beliefs
-from ppd.proxy.beliefs.entries import AHEAD, USED
+from ppd.proxy.beliefs.entries import AHEAD, GROWTH, USED, Entries
 from ppd.proxy.beliefs.entry_places import EntryPlaces
 from ppd.proxy.beliefs.held import BeliefEvidence, Held, LegOutcome, Mark, PromptEntry, Residency, SentLeg
 from ppd.proxy.fleet.view import WorkerView
@@ -79,8 +79,8 @@ class Histories:
         for mark in reversed(entry.marks):
             known = self.beliefs._marks.get(mark.key)
             for key, most in () if known is None else ((mark.key, 1 << 30), (known >> 30, known & (1 << 30) - 1)):
-                slot = book._entries.slot(key)
-                if slot and (book._entries.held[slot] or book._entries.own[slot]):
+                slot = book.slot(key)
+                if slot and (book.entries.held[slot] or book.entries.own[slot]):
                     return int(min(book.held(key), most))
         return 0
 
@@ -104,10 +104,10 @@ def test_who_holds_a_prompt_is_what_a_walk_through_all_books_finds(
             assert list(held.items()) == list(known.walked(entry).items()), "in the order of the books, too"
     places, books = beliefs._places, beliefs._books.values()
     for _ in range(len(beliefs._closed)):  # none has more entries than this takes at once
-        beliefs.touch(0, Residency(WorkerId("w0"), known.views[WorkerId("w0")].incarnation, 5))
-    assert sum(len(list(places.of(key))) for key in places._places) == sum(map(len, books)), "none outlives its entry"
+        beliefs.ended(0, [Residency(WorkerId("w0"), known.views[WorkerId("w0")].incarnation, 5)], ())
+    assert sum(len(places.of(key)) for key in places._places) == sum(map(len, books)), "none outlives its entry"
     for book in books:
-        entries = book._entries
+        entries = book.entries
         slots = list(entries.newest_first(AHEAD, USED))
         assert [places.slot(entries.keys[slot], book.number) for slot in slots] == slots
 
@@ -134,9 +134,22 @@ def test_a_key_has_one_place_in_each_book(books: int) -> None:
     places = EntryPlaces()
     for number in range(1, books + 1):
         places.add(7, number, 1000 + number)
-    assert sorted(places.of(7)) == [(number, 1000 + number) for number in range(1, books + 1)]
+    assert dict(places.of(7)) == {number: 1000 + number for number in range(1, books + 1)}
     for number in range(1, books + 1):
         assert (places.slot(7, number), places.slot(7, books + 1), places.slot(8, number)) == (1000 + number, 0, 0)
         places.remove(7, number)
-        assert (places.slot(7, number), len(list(places.of(7)))) == (0, books - number)
+        assert (places.slot(7, number), len(places.of(7))) == (0, books - number)
     assert not len(places)
+
+
+def test_slots_are_made_as_they_are_needed_and_free_ones_are_used_again() -> None:
+    entries = Entries(EntryPlaces(), 1)
+    slots = [entries.add(key, USED) for key in range(100, 140)]
+    assert sorted(slots) == list(range(2, 42)), "the first two begin the lists"
+    for slot in slots[:30]:
+        entries.remove(slot)
+    again = [entries.add(key, AHEAD) for key in range(200, 230)]
+    assert sorted(again) == sorted(slots[:30])
+    assert [entries.keys[slot] for slot in entries.oldest_first(USED)] == list(range(130, 140))
+    assert [entries.keys[slot] for slot in entries.oldest_first(AHEAD)] == list(range(200, 230))
+    assert len(entries.keys) <= 40 + 2 + GROWTH

@@ -284,7 +284,7 @@ GONE = LegSent(SentLeg(3, WorkerId("r9:9"), 6, 4000, []))
 )
 def test_events_of_legs_that_are_lost_or_repeated(events: list[Event], held: int, room: int) -> None:
     state, appliers = told()
-    state.beliefs.touch(1, Residency(R1, state.registry.views()[0].incarnation, 0))  # makes the book
+    state.beliefs.ended(1, [Residency(R1, state.registry.views()[0].incarnation, 0)], ())  # makes the book
     for event in events:
         appliers[type(event)](1, event)
     assert (holds(state, 5), state.beliefs._books[R1].tokens) == (held, room)

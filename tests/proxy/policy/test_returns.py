@@ -163,5 +163,5 @@ def test_of_an_engine_that_restarted_nothing_is_awaited() -> None:
     world.answered(1, NOW_S - 9.0)
     assert world.rate() > 0.0
     world.restart(HERE)
-    world.beliefs.touch(2, Residency(HERE, "j", 10))
+    world.beliefs.ended(2, [Residency(HERE, "j", 10)], ())
     assert world.rate() == 0.0

@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from ..config import Mode, StageOrder
 from ..connectors import answers_alone
 from ..errors import AllBusy, NoWorkerError
-from ..fleet.order import of_workers
+from ..fleet.order import includes, of_workers
 from ..fleet.view import Fleet, WorkerView
 from ..fleet.worker import Role
 from ..laws.prediction import idle_ttft_s
@@ -213,12 +213,12 @@ def _local_veto(turn: Turn, preference: Preference, candidates: Candidates) -> s
         return "not_resident"
     if not answers_alone(known.worker):
         return "needs_prefill"
-    if not of_workers(candidates.decodes, (known.id,)):
+    if not includes(candidates.decodes, known.id):
         veto = _why_left_out(known, candidates)
         if turn.stored_response and veto == "decode_busy":
             raise AllBusy("the worker that stores the response is busy")
         return veto
-    return None if turn.stored_response else _lacks(turn, preference, known, candidates)
+    return None if turn.stored_response else _lacks(turn, preference, known, held, candidates)
 
 
 def _why_left_out(known: WorkerView, candidates: Candidates) -> str:
@@ -230,9 +230,9 @@ def _why_left_out(known: WorkerView, candidates: Candidates) -> str:
     return "decode_busy" if known.id in candidates.full else "decode_failed"
 
 
-def _lacks(turn: Turn, preference: Preference, known: WorkerView, candidates: Candidates) -> str | None:
+def _lacks(turn: Turn, preference: Preference, known: WorkerView, held: int, candidates: Candidates) -> str | None:
     """The veto where this D holds too little of the prompt, or too many sessions like this one."""
-    is_judged = preference.verdict is not None and turn.held_by(known) > 0  # by the table, with what is held
+    is_judged = preference.verdict is not None and held > 0  # by the table, with what is held
     if not is_judged and not holds_most(turn, known):
         return turn.lost or ("evicted" if turn.held_tokens else "not_resident")
     if not holds_session(turn, known) and is_overloaded(known, candidates.decodes):

@@ -79,7 +79,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     def held_by(self, view: WorkerView) -> int:
         """Tokens of the prompt."""
         held = self.held.get(view.worker.address)  # type: ignore[call-overload]  # as `view.id`, without its call
-        return 0 if held is None else min(held.tokens, self.prompt_tokens)
+        if held is None:
+            return 0
+        return held.tokens if held.tokens < self.prompt_tokens else self.prompt_tokens
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):

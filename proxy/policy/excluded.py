@@ -7,7 +7,7 @@ from itertools import chain, islice
 
 from ..config import Mode, StageOrder
 from ..connectors import missing_coordinates
-from ..fleet.order import of_workers
+from ..fleet.order import includes, of_workers
 from ..fleet.view import Fleet, WorkerView
 from ..fleet.worker import Role, WorkerId
 from .candidates import Candidates
@@ -27,9 +27,7 @@ def with_excluded(
     found: list[Candidate] = []
     for worker in _expected(turn, candidates):
         view = fleet.views.get(worker)
-        if view is None or not (rule := _rule(rules, candidates, view)):
-            continue
-        if not any(view is way.decode or view is way.prefill for way in judged):
+        if view is not None and not _is_judged(view, judged) and (rule := _rule(rules, candidates, view)):
             found.append(_forbidden(view, judged[0].decode, rule))
     if len(judged) < RECORDED and candidates.prefills:
         found += _unpaired(rules, candidates, judged)
@@ -46,6 +44,10 @@ def _expected(turn: Turn, candidates: Candidates) -> Iterable[WorkerId]:
     failed = (key for key in candidates.excluded if isinstance(key, str))
     others = (islice(each, LOOKED_AT) for each in (held, candidates.full, failed))
     return dict.fromkeys(chain(() if own is None else (own,), *others))
+
+
+def _is_judged(view: WorkerView, judged: Sequence[Candidate]) -> bool:
+    return any(view is way.decode or view is way.prefill for way in judged)
 
 
 def _rule(rules: Rules, candidates: Candidates, view: WorkerView) -> str:
@@ -69,7 +71,7 @@ def _rule(rules: Rules, candidates: Candidates, view: WorkerView) -> str:
 def _is_passed_by_order(candidates: Candidates, view: WorkerView) -> bool:
     """Whether another one of its role was chosen before the mode was asked."""
     if view.role is _PREFILL:
-        return candidates.order is StageOrder.PREFILL_FIRST and not of_workers(candidates.prefills, (view.id,))
+        return candidates.order is StageOrder.PREFILL_FIRST and not includes(candidates.prefills, view.id)
     return view.role is Role.DECODE and candidates.first is not None and view is not candidates.first
 
 

@@ -346,11 +346,11 @@ class Registry:
     def _catch_up(self) -> None:
         if not self._changed:
             return
-        views, uses = self._views, self._uses
-        changed = [worker_id for worker_id in self._changed if worker_id in views]
-        self._changed.clear()
+        views, uses, changed = self._views, self._uses, self._changed
+        self._changed = set()
         for worker_id in changed:
-            views[worker_id] = shown(views[worker_id], uses.total(worker_id))
+            if (view := views.get(worker_id)) is not None:
+                views[worker_id] = shown(view, uses.total(worker_id))
         self._rosters.changed(changed)
 
     def _learned(self, worker_id: WorkerId, load: Load | None, now_s: float) -> dict[str, object]:

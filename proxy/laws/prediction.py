@@ -38,6 +38,9 @@ class Prediction(msgspec.Struct, frozen=True, gc=False):
     tpot_factor: float = 0.0
 
 
+NO_PREDICTION = Prediction(0.0, 0.0, 0.0)
+
+
 class EngineLaws(msgspec.Struct, frozen=True, kw_only=True):
     """What turns cost on one worker: its engine's profile, corrected by what was seen there."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
+from operator import attrgetter
 
 from ..config import Mode, StageOrder
 from ..connectors import missing_coordinates
@@ -17,6 +18,7 @@ from .ways import RECORDED
 
 MOST = 2  # of the candidates of one decision are such ways
 LOOKED_AT = 4  # of those that hold something, that are full, and that failed
+_WORKERS = attrgetter("decode", "prefill")
 _PREFILL = Role.PREFILL  # looking up enum members by name is slow
 
 
@@ -25,9 +27,10 @@ def with_excluded(
 ) -> Sequence[Candidate]:
     """The ways that were judged, and some that were not, with the rule."""
     found: list[Candidate] = []
+    shown = set(map(id, chain.from_iterable(map(_WORKERS, judged))))
     for worker in _expected(turn, candidates):
         view = fleet.views.get(worker)
-        if view is not None and not _is_judged(view, judged) and (rule := _rule(rules, candidates, view)):
+        if view is not None and id(view) not in shown and (rule := _rule(rules, candidates, view)):
             found.append(_forbidden(view, judged[0].decode, rule))
     if len(judged) < RECORDED and candidates.prefills:
         found += _unpaired(rules, candidates, judged)
@@ -44,10 +47,6 @@ def _expected(turn: Turn, candidates: Candidates) -> Iterable[WorkerId]:
     failed = (key for key in candidates.excluded if isinstance(key, str))
     others = (islice(each, LOOKED_AT) for each in (held, candidates.full, failed))
     return dict.fromkeys(chain(() if own is None else (own,), *others))
-
-
-def _is_judged(view: WorkerView, judged: Sequence[Candidate]) -> bool:
-    return any(view is way.decode or view is way.prefill for way in judged)
 
 
 def _rule(rules: Rules, candidates: Candidates, view: WorkerView) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from heapq import nsmallest
 from operator import attrgetter
 from typing import Literal
 
@@ -214,6 +215,18 @@ def of_workers(views: Sequence[WorkerView], workers: Collection[WorkerId]) -> li
         return [view for view in views if view.worker.address in workers]  # as `view.id`, without its call
     order, ranked = known
     return [order.views[at] for at in sorted(_positions(order, workers)) if at not in ranked.left_out]
+
+
+def largest(views: Sequence[WorkerView], sizes: Iterable[tuple[WorkerId, int]], count: int) -> list[WorkerView]:
+    """Of the workers with these sizes the views of the largest; of equals those that come first."""
+    if not sizes:
+        return []
+    if (known := _order(views)) is None:
+        position, among, left_out = {view.worker.address: at for at, view in enumerate(views)}, views, frozenset[int]()
+    else:
+        position, among, left_out = known[0].position, known[0].views, known[1].left_out
+    found = [(-size, at) for worker, size in sizes if (at := position.get(worker)) is not None and at not in left_out]
+    return [among[at] for _, at in nsmallest(count, found)]
 
 
 def includes(views: Sequence[WorkerView], worker: WorkerId) -> bool:

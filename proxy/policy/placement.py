@@ -19,6 +19,7 @@ EASE = 1.25  # times the mean load of its role: so busy a worker gets no session
 FEW = 2  # requests above that are still few: where there are hardly any, sessions of one prefix may meet
 MOST = 0.5  # of what a session's earlier turns cover: who holds less is not where the session lives
 MOST_HASHED = 32  # of equal workers, for one decision
+_SHARED_PREFIX = BeliefEvidence.SHARED_PREFIX  # looking up enum members by name is slow in a loop
 LEAST_FACTOR = 0.1  # where slow start begins: a worker that has just joined counts as ten times as loaded
 
 
@@ -106,7 +107,10 @@ def own_worker(turn: Turn, *pools: Sequence[WorkerView]) -> WorkerView | None:
         return next((view for views in pools for view in of_workers(views, stores)), None)
     if not turn.held_tokens:
         return None
-    holders = [worker for worker, held in turn.held.items() if _is_own(held)]  # few, where many hold a shared head
+    # As `_is_own` says; few, where many hold a shared head.
+    holders = [
+        worker for worker, held in turn.held.items() if held.evidence is not _SHARED_PREFIX and not held.is_shared
+    ]
     own = [view for views in pools for view in of_workers(views, holders) if holds_most(turn, view)] if holders else []
     return max(own, key=lambda view: (turn.held_by(view), view.id == turn.decode), default=None)
 
@@ -123,7 +127,7 @@ def holds_session(turn: Turn, view: WorkerView) -> bool:
 
 
 def _is_own(held: Held) -> bool:
-    return held.evidence is not BeliefEvidence.SHARED_PREFIX and not held.is_shared
+    return held.evidence is not _SHARED_PREFIX and not held.is_shared
 
 
 def holds_most(turn: Turn, view: WorkerView) -> bool:

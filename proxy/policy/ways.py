@@ -10,7 +10,6 @@ read back what the session's D keeps for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from heapq import nsmallest
 from operator import attrgetter, itemgetter
 
 import msgspec
@@ -18,7 +17,7 @@ from msgspec.structs import replace
 
 from ..config import StageOrder
 from ..connectors import answers_alone, takes_either_leg
-from ..fleet.order import RankRule, first_ranked, of_workers
+from ..fleet.order import RankRule, first_ranked, largest, of_workers
 from ..fleet.ranking import prefill_work_rank, work_rank
 from ..fleet.rendezvous import spread
 from ..fleet.view import WorkerView
@@ -121,13 +120,13 @@ def ways(turn: Turn, candidates: Candidates, rules: Rules) -> list[Way]:
     looks = _Looks(turn, candidates, rules)
     first, feeding = candidates.first, candidates.prefills
     if first is None:
-        decodes = looks.of(_shortlist(turn, candidates.decodes, candidates))
+        decodes = looks.of(_shortlist(turn, candidates.decodes, candidates, looks))
     else:
         decodes, feeding = looks.of((first,)), candidates.prefills_for(first)
-    replicas = looks.of(_shortlist(turn, candidates.replicas, candidates))
+    replicas = looks.of(_shortlist(turn, candidates.replicas, candidates, looks))
     as_replicas: list[_Look] = []
     if rules.prefills_answer and candidates.prefills_answer(turn):
-        as_replicas = looks.of(filter(candidates.can_answer, _shortlist(turn, candidates.prefills, candidates)))
+        as_replicas = looks.of(filter(candidates.can_answer, _shortlist(turn, candidates.prefills, candidates, looks)))
     alone = [look for look in decodes if answers_alone(look.at.view.worker)]
     found = [
         Way(route, look.at, None, work, on_one(look.at, work))
@@ -174,7 +173,7 @@ def _lenders(turn: Turn, candidates: Candidates, looks: _Looks, answering: Seque
     if candidates.order is StageOrder.PREFILL_FIRST:
         return ()
     if candidates.first is not None:  # the other D can still hand over to it
-        others = _shortlist(turn, candidates.decodes, candidates)
+        others = _shortlist(turn, candidates.decodes, candidates, looks)
         answering = [*answering, *looks.of(view for view in others if view is not candidates.first)]
     able = [look for look in answering if look.held >= FETCH_TOKENS and candidates.can_lend(look.at.view)]
     return sorted(able, key=_HELD, reverse=True)[:LENDERS]
@@ -204,7 +203,9 @@ class _Looks:
     """Workers as this turn would find them, and what its prompt takes there: each worked out once."""
 
     def __init__(self, turn: Turn, candidates: Candidates, rules: Rules) -> None:
-        self.size = TurnSize(turn.prompt_tokens, turn.output_tokens, turn.held_tokens)
+        prompt = turn.prompt_tokens
+        self.size = TurnSize(prompt, turn.output_tokens, turn.held_tokens)
+        self.held = [(worker, tokens) for worker, held in turn.held.items() if (tokens := min(held.tokens, prompt)) > 0]
         self._turn = turn
         self._now_s = candidates.now_s
         self._slow_start = candidates.slow_start
@@ -259,33 +260,21 @@ class _Looks:
         return own
 
 
-def _shortlist(turn: Turn, views: Sequence[WorkerView], candidates: Candidates) -> Sequence[WorkerView]:
+def _shortlist(turn: Turn, views: Sequence[WorkerView], candidates: Candidates, looks: _Looks) -> Sequence[WorkerView]:
     if len(views) <= ALL:
         return views
     rule = candidates.slow_start.by(work_rank, work_rank)
-    chosen = _holders(turn, views, HOLDERS)
+    chosen = largest(views, looks.held, HOLDERS)
     chosen += of_workers(views, [worker for worker in (turn.decode, turn.affinity) if worker is not None])
     chosen += first_ranked(views, rule, LEAST_LOADED)
     return list({view.id: view for view in chosen}.values())
-
-
-def _holders(turn: Turn, views: Sequence[WorkerView], count: int, least: int = 1) -> list[WorkerView]:
-    """Those that hold most of the prompt, and so many tokens at least; of equals those that come first."""
-    if not turn.held:
-        return []
-    found = [
-        (-held, at, view)
-        for at, view in enumerate(of_workers(views, turn.held))
-        if (held := turn.held_by(view)) >= least
-    ]
-    return [view for _, _, view in nsmallest(count, found)]
 
 
 def _prefills(turn: Turn, views: Sequence[WorkerView], looks: _Looks) -> list[_Look]:
     """Of these P, those that would have computed the prompt first."""
     if len(views) > ALL:
         least = first_ranked(views, BY_WORK, LEAST_LOADED)
-        views = list({view.id: view for view in (*_holders(turn, views, HOLDERS), *least)}.values())
+        views = list({view.id: view for view in (*largest(views, looks.held, HOLDERS), *least)}.values())
     known = looks.of(views)
     known.sort(key=lambda look: look.at.laws.ttft_factor * looks.works(look)[0].done_s)
     return known[:PREFILLS]
@@ -294,5 +283,6 @@ def _prefills(turn: Turn, views: Sequence[WorkerView], looks: _Looks) -> list[_L
 def _holder(turn: Turn, candidates: Candidates, looks: _Looks) -> _Look | None:
     """Who holds most of the prompt."""
     able = (candidates.decodes, candidates.replicas, candidates.prefills)
-    found = [view for views in able for view in _holders(turn, views, 1, FETCH_TOKENS)]
+    held = [(worker, tokens) for worker, tokens in looks.held if tokens >= FETCH_TOKENS]
+    found = [view for views in able for view in largest(views, held, 1)]
     return looks.at(max(found, key=turn.held_by)) if found else None

@@ -57,7 +57,7 @@ class ExpectedMisses:
     """The score of each way to serve one turn. What several have in common is worked out once."""
 
     def __init__(self, turn: Turn, rules: Rules) -> None:
-        self._turn, self._rules = turn, rules
+        self._turn, self._rules, self._tpot_s = turn, rules, turn.slo.tpot_s
         self._slowed: dict[int, Slowed] = {}  # by the identity of the outlook on which the turn would decode
         self._delayed: dict[int, Delayed] = {}  # by the identity of the work; the ways keep both
         self._lost: dict[str, float] = {}  # by the worker that answers: turns whose KV is evicted there
@@ -69,13 +69,13 @@ class ExpectedMisses:
         delayed = self._delayed.get(id(work)) or self._delayed_by(work)
         limit_s, ttft_s = delayed.limit_s, prediction.ttft_s
         return {
-            "ttft": miss(ttft_s, limit_s, work.at.laws.ttft_spread),
+            "ttft": miss(ttft_s, limit_s, delayed.spread),
             "tpot": slowed.own,
             "streams": delayed.streams,
             "batch": slowed.others,
             "queue": delayed.queue,
             "evicted": 0.0 if returns is None else EVICTED_WEIGHT * self._evicted(way, returns),
-            "work": WORK_WEIGHT * (ttft_s / limit_s + prediction.tpot_s / self._turn.slo.tpot_s),
+            "work": WORK_WEIGHT * (ttft_s / limit_s + prediction.tpot_s / self._tpot_s),
             "moved": MOVE_WEIGHT * prediction.transfer_s / limit_s,
         }
 
@@ -98,7 +98,7 @@ class ExpectedMisses:
         return lost + on_prefill
 
     def _slowed_on(self, at: Outlook) -> Slowed:
-        slowed = self._slowed[id(at)] = Slowed.of(at, self._turn.slo.tpot_s)
+        slowed = self._slowed[id(at)] = Slowed.of(at, self._tpot_s)
         return slowed
 
     def _delayed_by(self, work: Work) -> Delayed:
@@ -106,7 +106,7 @@ class ExpectedMisses:
         if at.sequences:
             usual = (self._slowed.get(id(at)) or self._slowed_on(at)).usual
         delayed = self._delayed[id(work)] = Delayed(
-            ttft_limit_s(turn, at), _stalled(work, turn, usual), _queued(work, turn, self._rules)
+            ttft_limit_s(turn, at), at.laws.ttft_spread, _stalled(work, turn, usual), _queued(work, turn, self._rules)
         )
         return delayed
 
@@ -131,6 +131,7 @@ class Delayed(msgspec.Struct, frozen=True, gc=False):
     """Of a prompt that is computed on one worker, whichever one answers: its limit, and what it makes others miss."""
 
     limit_s: float
+    spread: float  # of its TTFT, see `miss`
     streams: float
     queue: float
 

@@ -21,7 +21,6 @@ from ..fleet.order import RankRule, first_ranked, largest, of_workers
 from ..fleet.ranking import prefill_work_rank, work_rank
 from ..fleet.rendezvous import spread
 from ..fleet.view import WorkerView
-from ..fleet.worker import Role
 from ..laws.prediction import (
     IdleTimes,
     Outlook,
@@ -139,7 +138,7 @@ def ways(turn: Turn, candidates: Candidates, rules: Rules) -> list[Way]:
     if turn.readable is not None:
         found += _readbacks(turn, turn.readable, candidates, looks, decodes)
     if rules.moves_kv:
-        found += _moves(turn, candidates, looks, (*decodes, *replicas))
+        found += _moves(turn, candidates, looks, decodes, replicas)
     return found
 
 
@@ -154,18 +153,20 @@ def _splits(prefill: _Look, decodes: Iterable[_Look], candidates: Candidates, lo
     ]
 
 
-def _moves(turn: Turn, candidates: Candidates, looks: _Looks, answering: Sequence[_Look]) -> Iterator[Way]:
+def _moves(
+    turn: Turn, candidates: Candidates, looks: _Looks, decodes: Sequence[_Look], replicas: Sequence[_Look]
+) -> Iterator[Way]:
     """SPLIT from a lender, and from a P to an R."""
-    lenders = _lenders(turn, candidates, looks, answering)
-    replicas = [look for look in answering if look.at.view.role is Role.REPLICA]
-    if not lenders and not replicas:
-        return
-    pulling = [look for look in answering if takes_either_leg(look.at.view.worker)]
-    for lender in lenders:
-        yield from _splits(lender, [to for to in pulling if lender.held - to.held >= FETCH_TOKENS], candidates, looks)
-    replicas = [look for look in pulling if look.at.view.role is Role.REPLICA]
-    for prefill in _prefills(turn, candidates.prefills, looks) if replicas else ():
-        yield from _splits(prefill, replicas, candidates, looks)
+    for lender in _lenders(turn, candidates, looks, [*decodes, *replicas]):
+        lacking = [to for to in (*decodes, *replicas) if lender.held - to.held >= FETCH_TOKENS]
+        yield from _splits(lender, filter(_takes_either_leg, lacking), candidates, looks)
+    pulling = list(filter(_takes_either_leg, replicas))
+    for prefill in _prefills(turn, candidates.prefills, looks) if pulling else ():
+        yield from _splits(prefill, pulling, candidates, looks)
+
+
+def _takes_either_leg(look: _Look) -> bool:
+    return takes_either_leg(look.at.view.worker)
 
 
 def _lenders(turn: Turn, candidates: Candidates, looks: _Looks, answering: Sequence[_Look]) -> Sequence[_Look]:

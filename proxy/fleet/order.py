@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from .places import LEAST
+from .places import LEAST, UNKNOWN
 from .ranking import Rank, Ranking
 from .rendezvous import Rendezvous, spread
 from .view import Fleet, Takers, WorkerView, taking_turns
@@ -63,10 +63,11 @@ class LoadOrder:
             return
         old, self.views[at] = self.views[at], view
         self.version += 1
-        self.requests += view.requests - old.requests
         self.recent_tokens += view.recent_tokens - old.recent_tokens
-        for limit, full in self._full.items():
-            (full.add if view.is_full(limit) else full.discard)(at)
+        if view.inflight != old.inflight or view.places != old.places or view.others is not old.others:
+            self.requests += view.requests - old.requests
+            for limit, full in self._full.items():
+                (full.add if view.is_full(limit) else full.discard)(at)
         if view.since_s != old.since_s:
             self._since_s.remove((old.since_s, at))
             insort(self._since_s, (view.since_s, at))
@@ -263,7 +264,8 @@ def full_workers(views: Sequence[WorkerView], limit: float) -> list[WorkerView]:
         # While the busiest has fewer legs than any worker may have, none need be looked at.
         if max(map(_INFLIGHT, views)) < min(limit, LEAST):
             return []
-        return [view for view in views if view.is_full(limit)]
+        # As `view.is_full(limit)`, without its call.
+        return [view for view in views if (legs := view.inflight) >= limit or legs >= view.places > UNKNOWN]
     order, ranked = known
     return [order.views[at] for at in sorted(order.full_at(limit) - ranked.left_out)]
 

@@ -8,8 +8,9 @@ conversation's earlier turn is played first and not timed, so that its last one 
 
     python -m benchmarks.small.decision_cost --fleets
 
-times `decide` alone, with the views that it reads, in each mode on fleets of 4 to 1,000 workers, and compares with the
-limits. A third of the turns are first ones, some workers are full, and legs begin and end between any two decisions.
+times `decide` alone, with the views that it reads, on fleets of 4 to 1,000 workers, in each mode or in those that
+`--mode` names, and compares with the limits. A third of the turns are first ones, some workers are full, and legs begin
+and end between any two decisions.
 """
 
 from __future__ import annotations
@@ -220,7 +221,15 @@ def _cell(times_us: Sequence[float]) -> str:
 
 # -- decisions alone, on fleets of any size
 
-TOPOLOGIES = {"1P_3D": (1, 3, 0), "2P_2D": (2, 2, 0), "4R": (0, 0, 4), "12P_4D": (12, 4, 0), "250P_750D": (250, 750, 0)}
+TOPOLOGIES = {
+    "1P_3D": (1, 3, 0),
+    "2P_2D": (2, 2, 0),
+    "4R": (0, 0, 4),
+    "12P_4D": (12, 4, 0),
+    "16R": (0, 0, 16),
+    "16P_48D": (16, 48, 0),
+    "250P_750D": (250, 750, 0),
+}
 FLEET_LIMITS_US = {"250P_750D": 1000.0}  # mean of a decision; p99 is three times that
 FEW_WORKERS_LIMIT_US = 100.0  # the same for all other fleets
 TIMED_MODES = (
@@ -321,10 +330,10 @@ def decision_times_us(turns: DecidedTurns, decisions: int, repeats: int = 1) -> 
     return times_us
 
 
-def show_fleets(decisions: int, repeats: int) -> None:
+def show_fleets(modes: Sequence[Mode], decisions: int, repeats: int) -> None:
     click.echo(f"us of processor time, mean / p99 of {decisions} decisions, each the least of {repeats}\n")
     rows = []
-    for mode in TIMED_MODES:
+    for mode in modes:
         cells = []
         for name, workers in TOPOLOGIES.items():
             turns = DecidedTurns(mode, *workers)
@@ -343,14 +352,23 @@ def show_fleets(decisions: int, repeats: int) -> None:
 
 @click.command(help=__doc__)
 @click.option("--fleets", is_flag=True, help="Time `decide` alone, by mode and fleet.")
+@click.option(
+    "--mode",
+    "modes",
+    multiple=True,
+    type=click.Choice([mode.value for mode in TIMED_MODES]),
+    help="With --fleets: only these.",
+)
 @click.option("--decisions", default=10_000, show_default=True, help="With --fleets: in each mode on each fleet.")
 @click.option("--repeats", default=5, show_default=True, help="With --fleets: of each decision.")
 @click.option("--sessions", default=10_000, show_default=True, help="Known before the first timed turn.")
 @click.option("--rounds", default=1000, show_default=True, help="Timed turns of each size.")
 @click.option("--tools", default=0, show_default=True, help="In each body.")
-def main(fleets: bool, decisions: int, repeats: int, sessions: int, rounds: int, tools: int) -> None:
+def main(
+    fleets: bool, modes: Sequence[str], decisions: int, repeats: int, sessions: int, rounds: int, tools: int
+) -> None:
     if fleets:
-        show_fleets(decisions, repeats)
+        show_fleets([Mode(mode) for mode in modes or TIMED_MODES], decisions, repeats)
         return
     rows, steps = asyncio.run(measure(sessions, rounds, tools))
     click.echo(f"us, median / p99 of {rounds} turns, with {sessions} sessions known; decision = parse + to decision\n")

@@ -25,7 +25,7 @@ import ppd.proxy
 from ..small.decision_cost import SIZES, conversation
 from ..small.proxy_here import TurnBench, bench
 
-LIMITS = {"SPLIT": 646, "LOCAL": 453}
+LIMITS = {"SPLIT": 596, "LOCAL": 420}
 """With the compiled modules; of the first turn of a conversation of three messages, and of its second. Lower them."""
 
 CONVERSATIONS = 12

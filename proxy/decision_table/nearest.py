@@ -13,7 +13,9 @@ from itertools import pairwise
 import msgspec
 
 from .format import Axes
-from .interpolation import Mix, Triangulation
+from .interpolation import TINY, Mix, Triangulation
+
+_SQUARES = 8  # for each doubling: of so small a square of the plane nearly always one type is the nearest
 
 
 class TableQuery(msgspec.Struct, frozen=True):
@@ -35,12 +37,13 @@ class Nearest:
     never be `tiny` there).
     """
 
-    __slots__ = ("_bounds", "_centres", "_last", "_midpoints", "_ranges")
+    __slots__ = ("_bounds", "_centres", "_last", "_midpoints", "_near", "_ranges")
 
     def __init__(self, axes: Axes) -> None:
         self._bounds = [context.max_tokens for context in axes.contexts]
         self._last = len(self._bounds) - 1
         self._centres = _centres(axes)
+        self._near: dict[tuple[int, int], list[int]] = {}  # types that may be nearest, by the square of the logarithms
         self._midpoints = [(low + high) / 2 for low, high in pairwise(axes.qps)]
         new, output = [w.new_tokens for w in axes.workloads], [w.output_tokens for w in axes.workloads]
         self._ranges = (min(new), max(new), min(output), max(output), self._bounds[-1], axes.qps[0], axes.qps[-1])
@@ -62,8 +65,23 @@ class Nearest:
 
     def _type(self, new_tokens: int, output_tokens: int) -> int:
         new_log, output_log = math.log2(max(new_tokens, 1)), math.log2(max(output_tokens, 1))
-        distances = [(new - new_log) ** 2 + (output - output_log) ** 2 for new, output in self._centres]
-        return distances.index(min(distances))
+        square = int(_SQUARES * new_log), int(_SQUARES * output_log)
+        near = self._near.get(square)
+        if near is None:
+            near = self._near[square] = self._near_all(*square)
+        if len(near) == 1:
+            return near[0]
+        distances = [_distance2(self._centres[kind], new_log, output_log) for kind in near]
+        return near[distances.index(min(distances))]
+
+    def _near_all(self, new_square: int, output_square: int) -> list[int]:
+        """The types that are nearest to any turn whose logarithms lie in this square."""
+        half, least, most = 0.5 / _SQUARES, list[float](), list[float]()
+        for new, output in self._centres:
+            aside, above = abs(new - new_square / _SQUARES - half), abs(output - output_square / _SQUARES - half)
+            least.append(max(0.0, aside - half) ** 2 + max(0.0, above - half) ** 2)
+            most.append((aside + half) ** 2 + (above + half) ** 2)
+        return [kind for kind, distance2 in enumerate(least) if distance2 <= min(most) + TINY]
 
 
 class Around:
@@ -116,6 +134,10 @@ class _Scale:
         span = self._logs[after] - self._logs[before]
         share = (math.log2(value) - self._logs[before]) / span if span else 0.0
         return Mix(((before, 1.0 - share), (after, share)), True)
+
+
+def _distance2(centre: tuple[float, float], new_log: float, output_log: float) -> float:
+    return (centre[0] - new_log) ** 2 + (centre[1] - output_log) ** 2
 
 
 def _centres(axes: Axes) -> list[tuple[float, float]]:

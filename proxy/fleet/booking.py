@@ -48,16 +48,15 @@ class LegBooking:
 
     def reserve(self, now_s: float) -> None:
         """Both workers at the decision, or a burst of turns would all find the same workers idle."""
-        estimates, prefill_s = self._estimates, _seconds(self._estimates.prefill_s)
+        estimates, is_split = self._estimates, self._prefill is not None
         new, output = _tokens(estimates.new_tokens), _tokens(estimates.output_tokens)
-        prompt, is_split = _tokens(estimates.prompt_tokens), self._prefill is not None
         fetched = _tokens(estimates.fetched_tokens)
         self._answering = LegWork(
             prefill_tokens=0 if is_split else max(1, new - fetched),  # what D pulls it does not compute
-            prefill_s=0.0 if is_split else prefill_s,
+            prefill_s=0.0 if is_split else _seconds(estimates.prefill_s),
             beside_s=0.0 if is_split else _seconds(estimates.beside_s),
             placed_tokens=new,
-            context_tokens=prompt + output // 2 or 1,
+            context_tokens=_tokens(estimates.prompt_tokens) + output // 2 or 1,
             reserved_tokens=new + output,
             ready_s=_seconds(estimates.ready_s),
             patience_s=estimates.patience_s,
@@ -92,19 +91,24 @@ class LegBooking:
 
     def free_prefill(self, now_s: float) -> None:
         """P has ended its leg, well or not."""
-        if self._holds_prefill:
-            assert self._prefill is not None, "only a P is held so"
-            self._holds_prefill = False
-            self._end_fetch(now_s)
-            self._registry.computed(self._prefill, self._prefill_use, self._prefilling, now_s)
-            self._registry.end(self._prefill, self._prefill_use, self._prefilling)
+        if not self._holds_prefill:
+            return
+        assert self._prefill is not None, "only a P is held so"
+        self._holds_prefill = False
+        self._end_fetch(now_s)
+        if (use := self._prefill_use) is not None:
+            use.computed(self._prefilling, now_s)
+            use.end(self._prefilling)
+            self._registry.use_changed(self._prefill, use, legs=True)
 
     def computed(self, now_s: float) -> None:
         """The answering worker computes nothing more of the prompt, and has its KV: it answers, or has failed."""
         if self._computes_here:
             self._computes_here = False
             self._end_fetch(now_s)
-            self._registry.computed(self._decode, self._decode_use, self._answering, now_s)
+            if (use := self._decode_use) is not None:
+                use.computed(self._answering, now_s)
+                self._registry.use_changed(self._decode, use)
         if self._handover is not None:
             self._handover.end(self._registry, now_s)
             self._handover = None
@@ -114,11 +118,14 @@ class LegBooking:
         return self._holds_prefill
 
     def release(self, now_s: float) -> None:
+        if not self._holds_decode:  # the last that is given back, as the first that is reserved
+            return
+        self._holds_decode = False
         self.free_prefill(now_s)
         self.computed(now_s)
-        if self._holds_decode:
-            self._holds_decode = False
-            self._registry.end(self._decode, self._decode_use, self._answering)
+        if (use := self._decode_use) is not None:
+            use.end(self._answering)
+            self._registry.use_changed(self._decode, use, legs=True)
 
     def _left_s(self, worker: WorkerId, now_s: float) -> float:
         """Until prompts of other turns are computed there."""
@@ -171,7 +178,7 @@ class _Move:
 
 
 def _tokens(estimate: int) -> int:
-    return min(max(0, estimate), MOST_TOKENS)
+    return estimate if 0 <= estimate <= MOST_TOKENS else min(max(0, estimate), MOST_TOKENS)
 
 
 def _seconds(estimate: float) -> float:

@@ -7,10 +7,10 @@ same answers.
 
 from __future__ import annotations
 
-import math
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from heapq import nsmallest
 from operator import attrgetter
 from typing import Literal
 
@@ -42,7 +42,7 @@ class LoadOrder:
         self._rankings: dict[Callable[[WorkerView], Rank], Ranking] = {}  # those that were asked for
         self._rendezvous: Rendezvous | None = None  # if it was asked for
         self._since_s = sorted((view.since_s, at) for at, view in enumerate(views))
-        self._full = {at for at, view in enumerate(views) if view.is_full(math.inf)}  # of the places that are known
+        self._full: dict[float, set[int]] = {}  # by the limit on legs, of those that were asked for
         self._kinds = Counter(view.worker.pairing_kind for view in views)
 
     def by(self, rank_of: Callable[[WorkerView], Rank]) -> Ranking:
@@ -63,9 +63,11 @@ class LoadOrder:
             return
         old, self.views[at] = self.views[at], view
         self.version += 1
-        self.requests += view.requests - old.requests
         self.recent_tokens += view.recent_tokens - old.recent_tokens
-        (self._full.add if view.inflight >= view.places > UNKNOWN else self._full.discard)(at)
+        if view.inflight != old.inflight or view.places != old.places or view.others is not old.others:
+            self.requests += view.requests - old.requests
+            for limit, full in self._full.items():
+                (full.add if view.is_full(limit) else full.discard)(at)
         if view.since_s != old.since_s:
             self._since_s.remove((old.since_s, at))
             insort(self._since_s, (view.since_s, at))
@@ -86,10 +88,14 @@ class LoadOrder:
         return young
 
     def full_at(self, limit: float) -> set[int]:
-        """Positions of those that have as many legs as they should have, or as `limit` allows."""
-        if limit == math.inf or max(map(_INFLIGHT, self.views), default=0) < limit:
-            return self._full
-        return {at for at, view in enumerate(self.views) if view.is_full(limit)}
+        """Positions of those that have as many legs as they should have, or as `limit` allows.
+
+        limit: one of few, as what is asked for once is kept from then on.
+        """
+        full = self._full.get(limit)
+        if full is None:
+            full = self._full[limit] = {at for at, view in enumerate(self.views) if view.is_full(limit)}
+        return full
 
     def kinds(self, left_out: Collection[int]) -> list[PairingKind]:
         """All that are there, without the workers at these positions."""
@@ -146,12 +152,12 @@ class Roster:
                     order.update(views[worker])
         self.heard = len(changes)
 
-    def fleet(self, views: Mapping[WorkerId, WorkerView]) -> Fleet:
+    def fleet(self, views: Mapping[WorkerId, WorkerView], newest_s: float) -> Fleet:
         view_of = views.__getitem__
-        prefills, decodes, replicas = (
+        prefills, decodes, replicas = [
             list(map(view_of, ids)) if order is None else Ranked(order) for ids, order in self._lists
-        )
-        return Fleet(views, prefills, decodes, replicas, list(map(view_of, self._down)))
+        ]
+        return Fleet(views, prefills, decodes, replicas, list(map(view_of, self._down)), newest_s)
 
 
 class Rosters:
@@ -159,28 +165,24 @@ class Rosters:
 
     def __init__(self) -> None:
         self._by_model: dict[str, Roster] = {}
-        self._fleets: dict[str, Fleet] = {}  # by model, until a view changes
+        self.known: dict[str, Fleet] = {}  # by model, until a view changes
         self._changes: list[WorkerId] = []
 
-    def changed(self, worker_id: WorkerId) -> None:
-        """The worker's view, but not which turns it takes."""
-        self._changes.append(worker_id)
-        if self._fleets:
-            self._fleets.clear()
+    def changed(self, workers: Iterable[WorkerId]) -> None:
+        """Their views, but not which turns they take."""
+        self._changes.extend(workers)
+        self.known.clear()
         if len(self._changes) > MOST_CHANGES:
             self._forget()
 
     def clear(self) -> None:
         """Other workers take turns than until now."""
         self._by_model.clear()
-        self._fleets.clear()
+        self.known.clear()
         self._changes.clear()
 
-    def fleet(self, model: str, views: Mapping[WorkerId, WorkerView]) -> Fleet:
-        """views: of all workers, as they are now."""
-        known = self._fleets.get(model)
-        if known is not None:
-            return known
+    def fleet(self, model: str, views: Mapping[WorkerId, WorkerView], newest_s: float) -> Fleet:
+        """views: of all workers, as they are now; newest_s: see `Fleet`."""
         roster = self._by_model.get(model)
         if roster is None:
             if len(self._by_model) >= MODELS_KEPT:
@@ -190,7 +192,7 @@ class Rosters:
         roster.hear(views, self._changes)
         if len(self._changes) > CHANGES_KEPT:
             self._forget()
-        fleet = self._fleets[model] = roster.fleet(dict(views))
+        fleet = self.known[model] = roster.fleet(dict(views), newest_s)
         return fleet
 
     def _forget(self) -> None:
@@ -211,9 +213,28 @@ def _order(views: Sequence[WorkerView]) -> tuple[LoadOrder, Ranked] | None:
 def of_workers(views: Sequence[WorkerView], workers: Collection[WorkerId]) -> list[WorkerView]:
     """Those of the views that are these workers', in the order of the views."""
     if (known := _order(views)) is None:
-        return [view for view in views if view.id in workers]
+        return [view for view in views if view.worker.address in workers]  # as `view.id`, without its call
     order, ranked = known
     return [order.views[at] for at in sorted(_positions(order, workers)) if at not in ranked.left_out]
+
+
+def largest(views: Sequence[WorkerView], sizes: Iterable[tuple[WorkerId, int]], count: int) -> list[WorkerView]:
+    """Of the workers with these sizes the views of the largest; of equals those that come first."""
+    if not sizes:
+        return []
+    if (known := _order(views)) is None:
+        position, among, left_out = {view.worker.address: at for at, view in enumerate(views)}, views, frozenset[int]()
+    else:
+        position, among, left_out = known[0].position, known[0].views, known[1].left_out
+    found = [(-size, at) for worker, size in sizes if (at := position.get(worker)) is not None and at not in left_out]
+    return [among[at] for _, at in nsmallest(count, found)]
+
+
+def includes(views: Sequence[WorkerView], worker: WorkerId) -> bool:
+    if (known := _order(views)) is not None:
+        order, ranked = known
+        return worker in order.position and order.position[worker] not in ranked.left_out
+    return worker in [view.worker.address for view in views]
 
 
 def _positions(order: LoadOrder, workers: Iterable[WorkerId]) -> set[int]:
@@ -237,11 +258,14 @@ def mean_recent_tokens(views: Sequence[WorkerView]) -> float:
 
 def full_workers(views: Sequence[WorkerView], limit: float) -> list[WorkerView]:
     """Those that have as many legs as they should have, or as `limit` allows."""
+    if not views:
+        return []
     if (known := _order(views)) is None:
-        # Rarely so; and while the busiest has fewer legs than any worker may have, none need be looked at.
-        if max(map(_INFLIGHT, views), default=0) < min(limit, LEAST):
+        # While the busiest has fewer legs than any worker may have, none need be looked at.
+        if max(map(_INFLIGHT, views)) < min(limit, LEAST):
             return []
-        return [view for view in views if view.is_full(limit)]
+        # As `view.is_full(limit)`, without its call.
+        return [view for view in views if (legs := view.inflight) >= limit or legs >= view.places > UNKNOWN]
     order, ranked = known
     return [order.views[at] for at in sorted(order.full_at(limit) - ranked.left_out)]
 
@@ -267,6 +291,8 @@ class RankRule(msgspec.Struct, frozen=True, gc=False):
 
     def set_apart(self, order: LoadOrder, ranked: Ranked) -> set[int]:
         """Positions of the candidates whose ranks the order does not tell."""
+        if not self.apart and self.slow_start_s <= 0.0:
+            return set()
         return _positions(order, self.apart).union(order.since(self.now_s, self.slow_start_s)) - ranked.left_out
 
 
@@ -274,9 +300,7 @@ def least_ranked(views: Sequence[WorkerView], rule: RankRule) -> list[WorkerView
     """All of the least rank, in the order of the views."""
     rank_of = rule.rank_of
     if (known := _order(views)) is None:
-        ranks = [rank_of(view) for view in views]
-        least = min(ranks, default=())
-        return [view for view, rank in zip(views, ranks, strict=True) if rank == least]
+        return _least(views, rank_of)
     order, ranked = known
     apart, views_at = rule.set_apart(order, ranked), order.views
     found = order.by(rule.sorts_as).least(apart | ranked.left_out)
@@ -290,6 +314,17 @@ def least_ranked(views: Sequence[WorkerView], rule: RankRule) -> list[WorkerView
     return list(map(views_at.__getitem__, sorted(found)))
 
 
+def _least(views: Sequence[WorkerView], rank_of: Callable[[WorkerView], Rank]) -> list[WorkerView]:
+    found, least = list[WorkerView](), Rank()
+    for view in views:
+        rank = rank_of(view)
+        if not found or rank < least:
+            found, least = [view], rank
+        elif rank == least:
+            found.append(view)
+    return found
+
+
 def first_ranked(views: Sequence[WorkerView], rule: RankRule, count: int) -> list[WorkerView]:
     """The first by rank; of equals those that come first."""
     if (known := _order(views)) is None:
@@ -297,6 +332,8 @@ def first_ranked(views: Sequence[WorkerView], rule: RankRule, count: int) -> lis
     order, ranked = known
     apart = rule.set_apart(order, ranked)
     found = order.by(rule.sorts_as).first(count, apart | ranked.left_out)
+    if not apart:
+        return list(map(order.views.__getitem__, found))
     found += apart
     found.sort()
     return sorted((order.views[at] for at in found), key=rule.rank_of)[:count]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Sequence
-from heapq import nsmallest
+from collections.abc import Callable, Sequence, Set
 
 from .view import WorkerView
 
@@ -72,7 +71,7 @@ class Ranking:
             self._equals[rank] = {at}
             insort(self._sorted, rank)
 
-    def least(self, left_out: Collection[int]) -> list[int]:
+    def least(self, left_out: Set[int]) -> list[int]:
         """All of the least rank, of the others."""
         for rank in self._sorted:
             found = self._equals[rank].difference(left_out)  # often of most workers
@@ -80,11 +79,12 @@ class Ranking:
                 return list(found)
         return []
 
-    def first(self, count: int, left_out: Collection[int]) -> list[int]:
-        """The least of all others; of equals those that come first."""
+    def first(self, count: int, left_out: Set[int]) -> list[int]:
+        """The least of all others, by rank; of equals those that come first."""
         found: list[int] = []
         for rank in self._sorted:
-            found += nsmallest(count - len(found), (at for at in self._equals[rank] if at not in left_out))
+            equals = self._equals[rank]
+            found += sorted(equals - left_out if left_out else equals)
             if len(found) >= count:
                 break
-        return found
+        return found[:count]

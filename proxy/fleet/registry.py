@@ -6,6 +6,7 @@ Synchronous and without a clock: callers pass `now_s` from a monotonic clock. Ev
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace as replace_worker
 from enum import Enum, auto
@@ -40,8 +41,8 @@ class Registry:
 
     def __init__(self) -> None:
         self._views: dict[WorkerId, WorkerView] = {}
-        # As `view`, but what it says of the worker's use may be old.
         self.engine: Callable[[WorkerId], WorkerView | None] = self._views.get
+        """As `view`, but what it says of the worker's use may be old."""
         self._uses = Uses()
         self._closed: set[WorkerId] = set()  # static workers whose ports were found closed since they were last up
         self._changed: set[WorkerId] = set()  # workers whose views do not show their use yet
@@ -49,6 +50,7 @@ class Registry:
         self._aliases: dict[str, str] | None = None  # of all workers, until a worker changes
         self._names = WorkerNames()
         self._joined = 0
+        self._newest_s = -math.inf  # when a worker joined or recovered last
         self.replicated: Replicated[WorkerId, WorkerChange] | None = None
 
     def views(self) -> tuple[WorkerView, ...]:
@@ -62,7 +64,7 @@ class Registry:
         """What a decision on a turn of this model reads."""
         if self._changed:
             self._catch_up()
-        return self._rosters.fleet(model, self._views)
+        return self._rosters.known.get(model) or self._rosters.fleet(model, self._views, self._newest_s)
 
     def family(self, model: str) -> str:
         """The name by which sessions know the model: one for all names under which workers serve the same weights."""
@@ -198,30 +200,21 @@ class Registry:
     def begin(self, worker_id: WorkerId, leg: LegWork, now_s: float) -> Use | None:
         """A leg of a turn; the engine's next report of its load tells of the tokens that it places.
 
-        What `computed` and `end` take; None: the worker has left.
+        `use_changed` is to be told of what else becomes of this use. None: the worker has left.
         """
         used = self._uses.own.get(worker_id)
         if used is not None:
             used.begin(leg, now_s)
             self._placed(used, leg.placed_tokens)
-            self._use_changed(worker_id, legs=True)
-        return used
-
-    def computed(self, worker_id: WorkerId, used: Use | None, leg: LegWork, now_s: float) -> None:
-        """The leg's prompt is computed there, or will not be."""
-        if used is not None:
-            used.computed(leg, now_s)
-            self.use_changed(worker_id, used)
-
-    def end(self, worker_id: WorkerId, used: Use | None, leg: LegWork) -> None:
-        if used is not None:
-            used.end(leg)
             self.use_changed(worker_id, used, legs=True)
+        return used
 
     def use_changed(self, worker_id: WorkerId, used: Use, *, legs: bool = False) -> None:
         # Else the worker has left meanwhile; should it be back, it counts anew.
         if self._uses.own.get(worker_id) is used:
-            self._use_changed(worker_id, legs=legs)
+            self._changed.add(worker_id)
+            if self.replicated is not None:
+                self.replicated.changed(worker_id, WorkerChange.LEGS if legs else WorkerChange.TOKENS)
 
     def reserve(self, worker_id: WorkerId, prefill_tokens: int, placed_tokens: int = 0) -> None:
         """A request that is no turn's."""
@@ -235,7 +228,7 @@ class Registry:
         used = self._uses.own.get(worker_id)
         if used is not None:
             used.answers += 1
-            self._use_changed(worker_id)
+            self.use_changed(worker_id, used)
 
     def answers(self, worker_id: WorkerId) -> int:
         """Changes while the worker answers any process's turns."""
@@ -255,7 +248,7 @@ class Registry:
             used.placed_tokens = 0
         self._put(view)
         self._keep_name(view)
-        self._use_changed(view.id)
+        self.use_changed(view.id, used)
 
     def dismiss(self, worker_id: WorkerId) -> None:
         """Drops a worker; unlike `remove`, without telling the other processes."""
@@ -297,7 +290,8 @@ class Registry:
     def _put(self, view: WorkerView) -> None:
         old = self._views.get(view.id)
         self._views[view.id] = view
-        self._rosters.changed(view.id)
+        self._newest_s = max(self._newest_s, view.since_s)
+        self._rosters.changed((view.id,))
         if old is None or old.worker.aliases != view.worker.aliases:
             self._aliases = None
         if old is None or not view.takes_the_same(old):  # it seldom changes, and with many workers costs milliseconds
@@ -317,13 +311,13 @@ class Registry:
             heard_s=now_s,
             since_s=now_s,
         )
-        self._uses.joined(worker.id)
+        used = self._uses.joined(worker.id)
         if old is not None:  # its cache is gone or its role changed; these still hold
             fresh = replace(
                 fresh, up=old.up, unanswered=old.unanswered, held_back=old.held_back, configured=old.configured
             )
         self._take(fresh)
-        self._use_changed(worker.id)
+        self.use_changed(worker.id, used)
 
     def _take(self, view: WorkerView) -> None:
         self._put(view)
@@ -343,25 +337,21 @@ class Registry:
             used.queued_prefill_tokens = max(0, used.queued_prefill_tokens + tokens)
             used.placed_tokens += placed
             self._placed(used, placed)
-            self._use_changed(worker_id, legs=inflight != 0)
+            self.use_changed(worker_id, used, legs=inflight != 0)
 
     def _placed(self, used: Use, tokens: int) -> None:
         if tokens and self._uses.placed(used, tokens):
             self._changed.update(self._uses.own)
 
-    def _use_changed(self, worker_id: WorkerId, *, legs: bool = False) -> None:
-        self._changed.add(worker_id)
-        if self.replicated is not None:
-            self.replicated.changed(worker_id, WorkerChange.LEGS if legs else WorkerChange.TOKENS)
-
     def _catch_up(self) -> None:
-        while self._changed:
-            worker_id = self._changed.pop()
-            view = self._views.get(worker_id)
-            if view is None:
-                continue
-            self._rosters.changed(worker_id)
-            self._views[worker_id] = shown(view, self._uses.total(worker_id))
+        if not self._changed:
+            return
+        views, uses, changed = self._views, self._uses, self._changed
+        self._changed = set()
+        for worker_id in changed:
+            if (view := views.get(worker_id)) is not None:
+                views[worker_id] = shown(view, uses.total(worker_id))
+        self._rosters.changed(changed)
 
     def _learned(self, worker_id: WorkerId, load: Load | None, now_s: float) -> dict[str, object]:
         """What changes as the engine reports its load: its places follow from it. What cannot be is no report."""
@@ -371,9 +361,10 @@ class Registry:
         if load is None or not load.is_possible:
             is_old = view.others != NO_OTHERS and now_s - view.reported_s > REPORT_AGE_S
             return {"others": NO_OTHERS} if is_old else {}
-        if self._uses.own[worker_id].placed_tokens:
-            self._uses.own[worker_id].placed_tokens = 0
-            self._use_changed(worker_id)
+        used = self._uses.own[worker_id]
+        if used.placed_tokens:
+            used.placed_tokens = 0
+            self.use_changed(worker_id, used)
         told: dict[str, object] = {
             "load": load,
             "others": of_other_proxies(view, load),

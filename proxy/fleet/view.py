@@ -155,6 +155,7 @@ class Fleet(msgspec.Struct, frozen=True):
     decodes: Sequence[WorkerView]
     replicas: Sequence[WorkerView]
     down: Sequence[WorkerView]  # D and R
+    newest_s: float = math.inf  # none of them has joined or recovered since; inf: that is not known
 
     @classmethod
     def of(cls, views: Mapping[WorkerId, WorkerView], takers: Takers) -> Fleet:

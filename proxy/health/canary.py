@@ -97,6 +97,8 @@ class Canary:
 
         A turn that tries whether KV moves again may wait as long as its timeout, and its client with it.
         """
+        if not self._breakers:  # nearly always
+            return ()
         blocked, states = self._breakers.blocked(now_s), self._breakers.states(now_s)
         return blocked | ((self._own(now_s) - self.left_to_turns) & states.keys()) if states else blocked
 

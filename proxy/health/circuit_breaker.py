@@ -71,6 +71,10 @@ class Breakers(Generic[Key]):
         self._stands_until_s = math.inf  # until then `_blocked` is right
         self.replicated: Replicated[Key, Circuit | None] | None = None
 
+    def __len__(self) -> int:
+        """0 where nothing has failed lately: then all are closed."""
+        return len(self._circuits)
+
     def blocked(self, now_s: float) -> frozenset[Key]:
         """Keys to avoid: open, half open with a probe under way, or overloaded."""
         if now_s >= self._stands_until_s:

@@ -45,6 +45,8 @@ class WorkerHealth:
 
     def asked(self, decision: Decision) -> None:
         """A turn is sent to these workers: where a breaker is half open, the turn is its probe."""
+        if not self.breakers:
+            return
         now_s = self._now()
         for key in keys_of(decision):
             self.breakers.began(key, now_s)

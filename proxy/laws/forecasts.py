@@ -108,11 +108,12 @@ class Forecasts:
             ratios = None if known is None else known.ratios[_bucket(turn - 1)]
             median, p90 = session_mean, session_mean * _USUAL_SPREAD
             if ratios is not None and ratios.total >= _OWN_TURNS:
-                median, p90 = (session_mean * ratios.quantile(share) / _RATIOS for share in (0.5, 0.9))
+                median = session_mean * ratios.quantile(0.5) / _RATIOS
+                p90 = session_mean * ratios.quantile(0.9) / _RATIOS
         elif known is not None and known.lengths.total > 0.0:
             median, p90 = known.lengths.quantile(0.5), known.lengths.quantile(0.9)
         most = MOST_TOKENS if cap is None else max(1, min(cap, MOST_TOKENS))
-        return OutputForecast(*(max(1, min(most, round(tokens))) for tokens in (median, p90)))
+        return OutputForecast(max(1, min(most, round(median))), max(1, min(most, round(p90))))
 
     def chance_of_return(self, model: str, turn: int, *, calls_tool: bool, idle_s: float, now_s: float) -> float:
         """That a session comes back, whose turn `turn` ended `idle_s` ago."""
@@ -137,9 +138,10 @@ class Forecasts:
         known = self._models.get(model)
         if known is None:
             known = self._models[model] = _Model()
-        self._models.move_to_end(model)
-        if len(self._models) > MODELS_KEPT:
-            self._models.popitem(last=False)
+            if len(self._models) > MODELS_KEPT:
+                self._models.popitem(last=False)
+        else:
+            self._models.move_to_end(model)
         return known
 
     def habits(self) -> Iterator[ModelHabits]:

@@ -21,8 +21,8 @@ class LogHistogram:
 
     def add(self, value: float, count: float = 1.0) -> None:
         self.counts[self.bin(value)] += count
-        self.total = total = self.total + count
-        if total > _HALVED:
+        self.total += count
+        if self.total > _HALVED:
             self.counts = [one / 2 for one in self.counts]
             self.total /= 2
 

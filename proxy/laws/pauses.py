@@ -19,6 +19,7 @@ HORIZON_S = 3600.0  # a session that stays away for longer counts as one that do
 SLOT_S = 30.0  # to which the ages of sessions that are waited for are known
 CURVE_S = 2.0  # for which a survival curve is used
 
+_HORIZON_SLOTS = int(HORIZON_S // SLOT_S)
 _PER_DOUBLING = 2
 _LEAST_S = 0.1
 _PRIOR_TURNS = 4.0  # that what is believed at first is worth: half return, within 1 s to 10 minutes
@@ -50,15 +51,18 @@ class Pauses:
             self._gaps.add(self._gaps.begin(number + 0.5), _PRIOR_TURNS / 2 / (last - first))
         self._never = _PRIOR_TURNS / 2
         self._waited_for: dict[int, int] = {}  # by the slot in which they ended
+        self._slot: int | None = None  # in which the newest one ended: nobody is given up until another one begins
         self._curve: list[float] = []
         self._rates: list[float] = []  # at which sessions return in each bin, per second
         self._away_for_good = 1.0  # share
         self._made_s = math.nan
 
     def ended(self, now_s: float) -> None:
-        slot = int(now_s // SLOT_S)
-        self._waited_for[slot] = self._waited_for.get(slot, 0) + 1
-        self._give_up(slot - int(HORIZON_S // SLOT_S))
+        slot, waited_for = int(now_s // SLOT_S), self._waited_for
+        waited_for[slot] = waited_for.get(slot, 0) + 1
+        if slot != self._slot:
+            self._slot = slot
+            self._give_up(slot - _HORIZON_SLOTS)
 
     def returned(self, ended_s: float, gap_s: float) -> None:
         """One that is not known to be waited for teaches all the same."""
@@ -135,3 +139,4 @@ class Pauses:
     def adopt(self, theirs: PauseHabits) -> None:
         self._gaps.counts, self._gaps.total = list(theirs.gaps), sum(theirs.gaps)
         self._never, self._waited_for, self._curve = theirs.never, dict(sorted(theirs.waited_for.items())), []
+        self._slot = None

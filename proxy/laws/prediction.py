@@ -38,6 +38,9 @@ class Prediction(msgspec.Struct, frozen=True, gc=False):
     tpot_factor: float = 0.0
 
 
+NO_PREDICTION = Prediction(0.0, 0.0, 0.0)
+
+
 class EngineLaws(msgspec.Struct, frozen=True, kw_only=True):
     """What turns cost on one worker: its engine's profile, corrected by what was seen there."""
 
@@ -303,7 +306,8 @@ def on_two(prefill: Outlook, work: Work, decode: Outlook, missing_tokens: int) -
     link_s = link_time_s(costs, missing_tokens)
     transfer_s = costs.transfer_s + link_s if missing_tokens else 0.0
     asked_s = work.done_s + decode.idle.pulled_s
-    arrived_s = max(asked_s, prefill.sends_s, decode.receives_s) + transfer_s
+    links_free_s = prefill.sends_s if prefill.sends_s > decode.receives_s else decode.receives_s
+    arrived_s = (asked_s if asked_s > links_free_s else links_free_s) + transfer_s
     first_s = decode.step_s * (1.5 if decode.sequences else 1.0)
     return Prediction(
         ttft_factor * (arrived_s + first_s),

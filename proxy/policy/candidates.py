@@ -20,7 +20,7 @@ from ..connectors import (
     takes_either_leg,
 )
 from ..errors import AllBusy, AllDown, NoWorkerError
-from ..fleet.order import full_workers, of_workers, pairing_kinds, without
+from ..fleet.order import full_workers, includes, pairing_kinds, without
 from ..fleet.view import Fleet, WorkerView, check_model
 from ..fleet.worker import PairId, Role, WorkerId
 from ..openai.request import Endpoint
@@ -176,12 +176,11 @@ def find_candidates(
     turn: Turn, fleet: Fleet, rules: Rules, *, qps: float, now_s: float, avoid: Excluded, blocked: Excluded
 ) -> Candidates:
     """`avoid` failed this very turn, `blocked` other turns. Raises as `decide` does."""
-    known, slow_start = _known(turn, fleet), SlowStart(now_s, rules.warm_up_s)
+    known, slow_start = _known(turn, fleet), SlowStart.in_fleet(fleet, now_s, rules.warm_up_s)
     prefills, decodes, replicas = fleet.prefills, fleet.decodes, fleet.replicas
     full: Collection[WorkerId] = ()
     limit = rules.worker_limit or math.inf
-    busy = [full_workers(views, limit) for views in (decodes, replicas)]
-    busy.append([view for view in full_workers(prefills, limit) if view.inflight >= limit])
+    busy = full_workers(decodes, limit), full_workers(replicas, limit), full_workers(prefills, limit)
     if blocked and _needs_prefill(fleet):  # nobody can do without a P: those that failed others are all there are
         blocked = {key for key in blocked if any(key == view.id for view in decodes)}
     if avoid or blocked or any(busy):
@@ -244,7 +243,7 @@ def in_order(turn: Turn, candidates: Candidates, rules: Rules, order: StageOrder
         return replace(candidates, order=order, prefills=candidates.prefills if prefill is None else [prefill])
     first, known = _first_decode(turn, candidates), candidates.known
     # One that may take no turn stays, so that the reason tells what stands against it.
-    is_able = known is not None and bool(of_workers(candidates.decodes, (known.id,)))
+    is_able = known is not None and includes(candidates.decodes, known.id)
     return replace(candidates, order=order, first=first, known=first if is_able else known)
 
 
@@ -260,7 +259,7 @@ def _first_decode(turn: Turn, candidates: Candidates) -> WorkerView | None:
     paired = candidates.pairable()
     able = paired or [view for view in candidates.decodes if answers_alone(view.worker)] or candidates.decodes
     own = own_worker(turn, candidates.decodes)
-    if own is not None and (answers_alone(own.worker) or of_workers(paired, (own.id,))):
+    if own is not None and (answers_alone(own.worker) or includes(paired, own.id)):
         return own
     return pick_decode(turn, able, candidates.slow_start)
 
@@ -313,11 +312,11 @@ def _known(turn: Turn, fleet: Fleet) -> WorkerView | None:
     last = None if turn.decode is None else fleet.views.get(turn.decode)
     if turn.stored_response or not turn.held:
         return last
-    best, most = last, 0
+    best, most, prompt, own = last, 0, turn.prompt_tokens, turn.decode
     for worker, held in turn.held.items():
-        tokens = min(held.tokens, turn.prompt_tokens)
-        if tokens > most or (tokens == most and worker == turn.decode):
+        tokens = held.tokens if held.tokens < prompt else prompt
+        if tokens > most or (tokens == most and worker == own):
             view = fleet.views.get(worker)
-            if view is not None and view.role is _DECODE:
+            if view is not None and view.worker.role is _DECODE:
                 best, most = view, tokens
     return best if best is None or holds_most(turn, best) or not (turn.held_tokens and turn.decode) else last

@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from ..config import Mode, StageOrder
 from ..connectors import answers_alone
 from ..errors import AllBusy, NoWorkerError
-from ..fleet.order import of_workers
+from ..fleet.order import includes, of_workers
 from ..fleet.view import Fleet, WorkerView
 from ..fleet.worker import Role
 from ..laws.prediction import idle_ttft_s
@@ -42,6 +42,8 @@ from .modes.table import by_table
 from .placement import holds_most, holds_session, is_overloaded, own_worker, pick_decode, pick_prefill
 from .stage_order import SETTLED
 
+_LOCAL, _SPLIT, _REPLICA = Route.LOCAL, Route.SPLIT, Route.REPLICA  # looking up enum members by name is slow
+_PROFILES, _BY_MODE = Mode.PROFILES, StageOrder.MODE
 NO_READER = "no_reader"  # veto of a READBACK
 LEAST_MISS = "least_miss"  # reason of a way that misses a target as all others do, and the least
 
@@ -82,10 +84,10 @@ def decide(
 
 
 def _in_order(turn: Turn, rules: Rules, found: Candidates) -> tuple[Candidates, StageOrder]:
-    if rules.schedule is not None and rules.mode is Mode.PROFILES:
+    if rules.schedule is not None and rules.mode is _PROFILES:
         return found, StageOrder.PREFILL_FIRST if rules.schedule.is_prefill_first else StageOrder.DECODE_FIRST
     order = rules.orders.of(turn.model)
-    if order is StageOrder.MODE or rules.mode in SETTLED:
+    if order is _BY_MODE or rules.mode in SETTLED:
         return found, order
     return in_order(turn, found, rules, order), order
 
@@ -103,18 +105,18 @@ def _misses(turn: Turn, rules: Rules, way: Candidate) -> bool:
 
 
 def _preference(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
-    asks_for_replica = turn.forced is Route.REPLICA if turn.forced else rules.mode is Mode.REPLICA
+    asks_for_replica = turn.forced is _REPLICA if turn.forced else rules.mode is Mode.REPLICA
     if asks_for_replica and candidates.replicas and not _is_stored_on_decode(turn, candidates):
-        return Preference(Route.REPLICA, "forced" if turn.forced else "mode_replica")
-    is_open = not (turn.stored_response or turn.forced) and (not turn.single_engine or rules.mode is Mode.PROFILES)
+        return Preference(_REPLICA, "forced" if turn.forced else "mode_replica")
+    is_open = not (turn.stored_response or turn.forced) and (not turn.single_engine or rules.mode is _PROFILES)
     if is_open and rules.mode in PLACING and (preference := STRATEGIES[rules.mode](turn, candidates, rules)).ways:
         return preference
     if not candidates.decodes:
-        return Preference(Route.REPLICA, "no_decode_worker")
+        return Preference(_REPLICA, "no_decode_worker")
     if turn.stored_response:
-        return Preference(Route.LOCAL, "stored_response")
+        return Preference(_LOCAL, "stored_response")
     if turn.single_engine is not None:
-        return Preference(Route.LOCAL, "single_engine")
+        return Preference(_LOCAL, "single_engine")
     if turn.forced is not None:
         return Preference(turn.forced, "forced")
     if rules.mode in PREDICTING:  # and no engine has a profile
@@ -128,10 +130,10 @@ def _is_stored_on_decode(turn: Turn, candidates: Candidates) -> bool:
 
 
 def _carry_out(turn: Turn, preference: Preference, candidates: Candidates) -> Decision:
-    if preference.ways and (preference.route is not Route.LOCAL or answers_alone(preference.ways[0].decode.worker)):
+    if preference.ways and (preference.route is not _LOCAL or answers_alone(preference.ways[0].decode.worker)):
         return _on_way(preference, preference.ways[0])
     vetoes: tuple[str, ...] = ()
-    if preference.route is Route.REPLICA:
+    if preference.route is _REPLICA:
         if candidates.replicas:
             return _on_replica(turn, preference, candidates, preference.reason, ())
         vetoes = ("no_replica_worker",)
@@ -141,14 +143,12 @@ def _carry_out(turn: Turn, preference: Preference, candidates: Candidates) -> De
             return found
         vetoes = (found,)
     if preference.decode is not None and answers_alone(preference.decode.worker):
-        return Decision(route=Route.LOCAL, reason=preference.reason, decode=preference.decode, wanted=preference.route)
-    if preference.route is Route.LOCAL:
+        return Decision(route=_LOCAL, reason=preference.reason, decode=preference.decode, wanted=preference.route)
+    if preference.route is _LOCAL:
         veto = _local_veto(turn, preference, candidates)
         if veto is None:
             assert candidates.known is not None, "its absence is a veto"
-            return Decision(
-                route=Route.LOCAL, reason=preference.reason, decode=candidates.known, wanted=preference.route
-            )
+            return Decision(route=_LOCAL, reason=preference.reason, decode=candidates.known, wanted=preference.route)
         vetoes = (veto,)
         if turn.stored_response or turn.single_engine is not None:
             return _on_one_engine(turn, preference, candidates, preference.reason, vetoes)
@@ -159,9 +159,7 @@ def _carry_out(turn: Turn, preference: Preference, candidates: Candidates) -> De
         veto = candidates.why_unpaired(decode)
         return _on_one_engine(turn, preference, candidates, veto, (*vetoes, veto))
     reason = vetoes[0] if vetoes else preference.reason
-    return Decision(
-        route=Route.SPLIT, reason=reason, decode=decode, prefill=prefill, wanted=preference.route, vetoes=vetoes
-    )
+    return Decision(route=_SPLIT, reason=reason, decode=decode, prefill=prefill, wanted=preference.route, vetoes=vetoes)
 
 
 def _on_way(preference: Preference, best: Candidate) -> Decision:
@@ -213,12 +211,12 @@ def _local_veto(turn: Turn, preference: Preference, candidates: Candidates) -> s
         return "not_resident"
     if not answers_alone(known.worker):
         return "needs_prefill"
-    if not of_workers(candidates.decodes, (known.id,)):
+    if not includes(candidates.decodes, known.id):
         veto = _why_left_out(known, candidates)
         if turn.stored_response and veto == "decode_busy":
             raise AllBusy("the worker that stores the response is busy")
         return veto
-    return None if turn.stored_response else _lacks(turn, preference, known, candidates)
+    return None if turn.stored_response else _lacks(turn, preference, known, held, candidates)
 
 
 def _why_left_out(known: WorkerView, candidates: Candidates) -> str:
@@ -230,9 +228,9 @@ def _why_left_out(known: WorkerView, candidates: Candidates) -> str:
     return "decode_busy" if known.id in candidates.full else "decode_failed"
 
 
-def _lacks(turn: Turn, preference: Preference, known: WorkerView, candidates: Candidates) -> str | None:
+def _lacks(turn: Turn, preference: Preference, known: WorkerView, held: int, candidates: Candidates) -> str | None:
     """The veto where this D holds too little of the prompt, or too many sessions like this one."""
-    is_judged = preference.verdict is not None and turn.held_by(known) > 0  # by the table, with what is held
+    is_judged = preference.verdict is not None and held > 0  # by the table, with what is held
     if not is_judged and not holds_most(turn, known):
         return turn.lost or ("evicted" if turn.held_tokens else "not_resident")
     if not holds_session(turn, known) and is_overloaded(known, candidates.decodes):
@@ -253,7 +251,7 @@ def _on_one_engine(
     decode = own or pick_decode(turn, able, candidates.slow_start)
     if decode is None:
         raise NoWorkerError(f"no worker can compute a prompt of model {turn.model!r} alone ({reason})")
-    return Decision(route=Route.LOCAL, reason=reason, decode=decode, wanted=preference.route, vetoes=vetoes)
+    return Decision(route=_LOCAL, reason=reason, decode=decode, wanted=preference.route, vetoes=vetoes)
 
 
 def _on_replica(
@@ -261,4 +259,4 @@ def _on_replica(
 ) -> Decision:
     replica = pick_decode(turn, candidates.replicas, candidates.slow_start)
     assert replica is not None, "the caller saw a replica"
-    return Decision(route=Route.REPLICA, reason=reason, decode=replica, wanted=preference.route, vetoes=vetoes)
+    return Decision(route=_REPLICA, reason=reason, decode=replica, wanted=preference.route, vetoes=vetoes)

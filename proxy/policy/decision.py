@@ -18,7 +18,7 @@ from ..decision_table.table import ScoredTable
 from ..fleet.ledger import LegEstimates
 from ..fleet.view import WorkerView
 from ..fleet.worker import Role, WorkerId
-from ..laws.prediction import Laws, Prediction
+from ..laws.prediction import NO_PREDICTION, Laws, Prediction
 from ..laws.targets import USUAL, SloTargets, TargetRules
 from ..openai.request import Endpoint
 from .profiles.prompt_blocks import NO_BLOCKS, PromptBlocks
@@ -79,7 +79,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     def held_by(self, view: WorkerView) -> int:
         """Tokens of the prompt."""
         held = self.held.get(view.worker.address)  # type: ignore[call-overload]  # as `view.id`, without its call
-        return 0 if held is None else min(held.tokens, self.prompt_tokens)
+        if held is None:
+            return 0
+        return held.tokens if held.tokens < self.prompt_tokens else self.prompt_tokens
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,7 +172,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     def estimates(self, turn: Turn, *, shows_first_token: bool = True) -> LegEstimates:
         """What its legs will take of its workers."""
-        prediction, prompt_tokens = self.prediction, turn.prompt_tokens
+        prediction, prompt_tokens = self.prediction or NO_PREDICTION, turn.prompt_tokens
         new_on_prefill = prompt_tokens
         if self.prefill is None:
             new_on_prefill = 0
@@ -183,11 +185,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
             new_on_prefill_tokens=new_on_prefill,
             fetched_tokens=self.fetched_tokens,
             is_lent=self.lender is not None,
-            prefill_s=0.0 if prediction is None else prediction.prefill_s,
-            beside_s=0.0 if prediction is None else prediction.beside_s,
-            fetch_link_s=0.0 if prediction is None else prediction.fetch_link_s,
-            link_s=0.0 if prediction is None else prediction.link_s,
-            ready_s=0.0 if prediction is None else prediction.ready_s,
+            prefill_s=prediction.prefill_s,
+            beside_s=prediction.beside_s,
+            fetch_link_s=prediction.fetch_link_s,
+            link_s=prediction.link_s,
+            ready_s=prediction.ready_s,
             patience_s=self.patience_s,
             shows_first_token=shows_first_token,
         )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
+from operator import attrgetter
 
 from ..config import Mode, StageOrder
 from ..connectors import missing_coordinates
-from ..fleet.order import of_workers
+from ..fleet.order import includes, of_workers
 from ..fleet.view import Fleet, WorkerView
 from ..fleet.worker import Role, WorkerId
 from .candidates import Candidates
@@ -17,6 +18,7 @@ from .ways import RECORDED
 
 MOST = 2  # of the candidates of one decision are such ways
 LOOKED_AT = 4  # of those that hold something, that are full, and that failed
+_WORKERS = attrgetter("decode", "prefill")
 _PREFILL = Role.PREFILL  # looking up enum members by name is slow
 
 
@@ -25,11 +27,10 @@ def with_excluded(
 ) -> Sequence[Candidate]:
     """The ways that were judged, and some that were not, with the rule."""
     found: list[Candidate] = []
+    shown = set(map(id, chain.from_iterable(map(_WORKERS, judged))))
     for worker in _expected(turn, candidates):
         view = fleet.views.get(worker)
-        if view is None or not (rule := _rule(rules, candidates, view)):
-            continue
-        if not any(view is way.decode or view is way.prefill for way in judged):
+        if view is not None and id(view) not in shown and (rule := _rule(rules, candidates, view)):
             found.append(_forbidden(view, judged[0].decode, rule))
     if len(judged) < RECORDED and candidates.prefills:
         found += _unpaired(rules, candidates, judged)
@@ -69,7 +70,7 @@ def _rule(rules: Rules, candidates: Candidates, view: WorkerView) -> str:
 def _is_passed_by_order(candidates: Candidates, view: WorkerView) -> bool:
     """Whether another one of its role was chosen before the mode was asked."""
     if view.role is _PREFILL:
-        return candidates.order is StageOrder.PREFILL_FIRST and not of_workers(candidates.prefills, (view.id,))
+        return candidates.order is StageOrder.PREFILL_FIRST and not includes(candidates.prefills, view.id)
     return view.role is Role.DECODE and candidates.first is not None and view is not candidates.first
 
 

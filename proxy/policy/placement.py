@@ -11,7 +11,7 @@ from ..connectors import answers_alone, can_pair, takes_either_leg
 from ..fleet.order import RankRule, least_ranked, mean_recent_tokens, mean_requests, of_workers
 from ..fleet.ranking import KV_FULL, Rank, load_rank, prefill_rank
 from ..fleet.rendezvous import spread
-from ..fleet.view import WorkerView
+from ..fleet.view import Fleet, WorkerView
 from ..fleet.worker import Role, Worker, WorkerId
 from .decision import Decision, Route, Turn
 
@@ -19,6 +19,7 @@ EASE = 1.25  # times the mean load of its role: so busy a worker gets no session
 FEW = 2  # requests above that are still few: where there are hardly any, sessions of one prefix may meet
 MOST = 0.5  # of what a session's earlier turns cover: who holds less is not where the session lives
 MOST_HASHED = 32  # of equal workers, for one decision
+_SHARED_PREFIX = BeliefEvidence.SHARED_PREFIX  # looking up enum members by name is slow in a loop
 LEAST_FACTOR = 0.1  # where slow start begins: a worker that has just joined counts as ten times as loaded
 
 
@@ -30,8 +31,21 @@ class SlowStart(msgspec.Struct, frozen=True, gc=False):
 
     def __call__(self, view: WorkerView) -> float:
         """Grows linearly over `warm_up_s`: a cold engine still compiles, and its caches are empty."""
-        age_s, warm_up_s = self.now_s - view.since_s, self.warm_up_s
-        return 1.0 if age_s >= warm_up_s or warm_up_s <= 0 else max(LEAST_FACTOR, age_s / warm_up_s)
+        warm_up_s = self.warm_up_s
+        if warm_up_s <= 0.0 or (age_s := self.now_s - view.since_s) >= warm_up_s:
+            return 1.0
+        return max(LEAST_FACTOR, age_s / warm_up_s)
+
+    @classmethod
+    def in_fleet(cls, fleet: Fleet, now_s: float, warm_up_s: float) -> SlowStart:
+        """Where none of its workers is young, all factors are 1 without a look at any."""
+        return cls(now_s, warm_up_s if now_s - fleet.newest_s < warm_up_s else 0.0)
+
+    def by(self, rank: Callable[[WorkerView, float], Rank], sorts_as: Callable[[WorkerView], Rank]) -> RankRule:
+        """rank: of a worker and its factor; sorts_as: the same where that is 1."""
+        if self.warm_up_s <= 0.0:
+            return self.rule(sorts_as, sorts_as)
+        return self.rule(lambda view: rank(view, self(view)), sorts_as)
 
     def rule(
         self,
@@ -65,8 +79,7 @@ def pick_decode(turn: Turn, candidates: Sequence[WorkerView], slow_start: SlowSt
     if last is not None and turn.lost != "decode_restarted" and not is_overloaded(last, candidates):
         least: WorkerView | None = last
     else:
-        rule = slow_start.rule(lambda view: load_rank(view, slow_start(view)), load_rank)
-        least = pick_least(candidates, rule, turn.session_id)
+        least = pick_least(candidates, slow_start.by(load_rank, load_rank), turn.session_id)
     holders = _at_ease(_holders(turn, candidates), candidates, turn.prompt_tokens)
     if least is None or not holders:
         return least
@@ -94,7 +107,10 @@ def own_worker(turn: Turn, *pools: Sequence[WorkerView]) -> WorkerView | None:
         return next((view for views in pools for view in of_workers(views, stores)), None)
     if not turn.held_tokens:
         return None
-    holders = [worker for worker, held in turn.held.items() if _is_own(held)]  # few, where many hold a shared head
+    # As `_is_own` says; few, where many hold a shared head.
+    holders = [
+        worker for worker, held in turn.held.items() if held.evidence is not _SHARED_PREFIX and not held.is_shared
+    ]
     own = [view for views in pools for view in of_workers(views, holders) if holds_most(turn, view)] if holders else []
     return max(own, key=lambda view: (turn.held_by(view), view.id == turn.decode), default=None)
 
@@ -111,7 +127,7 @@ def holds_session(turn: Turn, view: WorkerView) -> bool:
 
 
 def _is_own(held: Held) -> bool:
-    return held.evidence is not BeliefEvidence.SHARED_PREFIX and not held.is_shared
+    return held.evidence is not _SHARED_PREFIX and not held.is_shared
 
 
 def holds_most(turn: Turn, view: WorkerView) -> bool:

@@ -119,10 +119,12 @@ def crowded(proxy: Proxy, worker_id: WorkerId) -> Iterator[None]:
     """The proxy's books say that one stream more would be too slow there."""
     registry, work = proxy.state.registry, LegWork(context_tokens=1_800_000)
     use = registry.begin(worker_id, work, 0.0)
+    assert use is not None, "the worker is there"
     try:
         yield
     finally:
-        registry.end(worker_id, use, work)
+        use.end(work)
+        registry.use_changed(worker_id, use, legs=True)
 
 
 def event_options(engine: SimEngine) -> str:

@@ -2,55 +2,57 @@
 
 from __future__ import annotations
 
-import math
+from functools import partial
+from math import erfc, log, sqrt
 
+from ...decision_table.score import Weights
 from ..candidates import Candidates
 from ..decision import Preference, Rules, Turn
 from ..ways import Terms, Way, best_way, ttft_limit_s
 
-ROOT_2 = math.sqrt(2.0)
+ROOT_2 = sqrt(2.0)
 
 
 def least_ttft(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
     """The earliest first token."""
-    return best_way(turn, candidates, rules, ("ttft",), lambda turn, way, rules: (way.prediction.ttft_s,))
+    return best_way(turn, candidates, rules, lambda way: {"ttft": way.prediction.ttft_s})
 
 
 def weights(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
     """The paper's weights, on predicted seconds instead of measured cells: both relative to an idle engine."""
-    return best_way(turn, candidates, rules, ("ttft", "tpot"), _weighted)
+    return best_way(turn, candidates, rules, partial(_weighted, turn.weights or rules.weights))
 
 
-def _weighted(turn: Turn, way: Way, rules: Rules) -> Terms:
-    at, prediction, weights = way.decode, way.prediction, turn.weights or rules.weights
-    return (
-        weights.ttft * prediction.ttft_s / at.idle.ttft_s,
-        weights.tpot * prediction.tpot_s / at.laws.costs.step_s,
-    )
+def _weighted(weights: Weights, way: Way) -> Terms:
+    at, prediction = way.decode, way.prediction
+    return {
+        "ttft": weights.ttft * prediction.ttft_s / at.idle.ttft_s,
+        "tpot": weights.tpot * prediction.tpot_s / at.laws.costs.step_s,
+    }
 
 
 def lmetric(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
     """LMetric: the least product of new tokens, with those that queue, and the batch."""
-    return best_way(turn, candidates, rules, ("product",), _product)
+    return best_way(turn, candidates, rules, partial(_product, turn))
 
 
-def _product(turn: Turn, way: Way, rules: Rules) -> Terms:
+def _product(turn: Turn, way: Way) -> Terms:
     at = way.computing
     new = turn.prompt_tokens - way.held(turn) - way.work.fetched_tokens
-    return ((at.view.queued_prefill_tokens + new) * (way.decode.sequences + 1),)
+    return {"product": (at.view.queued_prefill_tokens + new) * (way.decode.sequences + 1)}
 
 
 def slack(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
     """AMPD: of the ways whose TTFT keeps the target, the one with the least TPOT; else the earliest first token."""
-    return best_way(turn, candidates, rules, ("late", "tpot", "streams"), _slack)
+    return best_way(turn, candidates, rules, partial(_slack, turn))
 
 
-def _slack(turn: Turn, way: Way, rules: Rules) -> Terms:
+def _slack(turn: Turn, way: Way) -> Terms:
     prediction, late_s = way.prediction, 0.0
     limit_s = ttft_limit_s(turn, way.computing)
     if prediction.ttft_s > limit_s:
         late_s = 1000.0 * prediction.ttft_s
-    return late_s, prediction.tpot_s, _delay_s(way)
+    return {"late": late_s, "tpot": prediction.tpot_s, "streams": _delay_s(way)}
 
 
 def _delay_s(way: Way) -> float:
@@ -63,4 +65,4 @@ def miss(value: float, limit: float, spread: float) -> float:
     """Chance that a figure predicted as `value` is above the limit. spread: of the error's logarithm."""
     if limit <= 0.0:
         return 1.0
-    return 0.5 * math.erfc(math.log(limit / value if value > 1e-9 else limit / 1e-9) / (spread * ROOT_2))
+    return 0.5 * erfc(log(limit / value if value > 1e-9 else limit / 1e-9) / (spread * ROOT_2))

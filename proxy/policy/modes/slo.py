@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from ...fleet.worker import Role
@@ -32,7 +32,7 @@ MOVE_WEIGHT = 0.005
 
 
 def slo(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
-    preference = best_way(turn, candidates, rules, TERMS, ExpectedMisses())
+    preference = best_way(turn, candidates, rules, ExpectedMisses(turn, rules))
     if rules.explore_share and _draw(turn) < rules.explore_share:
         return _explored(preference)
     return preference
@@ -53,41 +53,36 @@ def _explored(preference: Preference) -> Preference:
     return replace(preference, route=other.route, reason=EXPLORED, ways=[other, *rest])
 
 
-TERMS = "ttft", "tpot", "streams", "batch", "queue", "evicted", "work", "moved"
-
-
 class ExpectedMisses:
-    """The score of each way. What several have in common is worked out once: all must be of one turn."""
+    """The score of each way to serve one turn. What several have in common is worked out once."""
 
-    def __init__(self) -> None:
-        self._slowed: dict[str, Slowed] = {}  # by the worker on which the turn would decode
-        self._delayed: dict[int, Delayed] = {}  # by the identity of the work, which its ways keep
+    def __init__(self, turn: Turn, rules: Rules) -> None:
+        self._turn, self._rules, self._tpot_s = turn, rules, turn.slo.tpot_s
+        self._slowed: dict[int, Slowed] = {}  # by the identity of the outlook on which the turn would decode
+        self._delayed: dict[int, Delayed] = {}  # by the identity of the work; the ways keep both
         self._lost: dict[str, float] = {}  # by the worker that answers: turns whose KV is evicted there
         self._lost_on_prefill: dict[int, float] = {}  # by the work
 
-    def __call__(self, turn: Turn, way: Way, rules: Rules) -> Terms:
-        prediction, targets, work, decode = way.prediction, turn.slo, way.work, way.decode
-        slowed = self._slowed.get(decode.view.worker.address) or self._slowed_on(decode, targets.tpot_s)
-        delayed = self._delayed.get(id(work))
-        if delayed is None:
-            usual = self._slowed_on(work.at, targets.tpot_s).usual if work.at.sequences else 0.0
-            delayed = self._delayed[id(work)] = Delayed.of(work, turn, rules, usual)
+    def __call__(self, way: Way) -> Terms:
+        work, decode, prediction, returns = way.work, way.decode, way.prediction, self._rules.returns
+        slowed = self._slowed.get(id(decode)) or self._slowed_on(decode)
+        delayed = self._delayed.get(id(work)) or self._delayed_by(work)
         limit_s, ttft_s = delayed.limit_s, prediction.ttft_s
-        return (
-            miss(ttft_s, limit_s, work.at.laws.ttft_spread),
-            slowed.own,
-            delayed.streams,
-            slowed.others,
-            delayed.queue,
-            0.0 if rules.returns is None else EVICTED_WEIGHT * self._evicted(turn, way, rules.returns),
-            WORK_WEIGHT * (ttft_s / limit_s + prediction.tpot_s / targets.tpot_s),
-            MOVE_WEIGHT * prediction.transfer_s / limit_s,
-        )
+        return {
+            "ttft": miss(ttft_s, limit_s, delayed.spread),
+            "tpot": slowed.own,
+            "streams": delayed.streams,
+            "batch": slowed.others,
+            "queue": delayed.queue,
+            "evicted": 0.0 if returns is None else EVICTED_WEIGHT * self._evicted(way, returns),
+            "work": WORK_WEIGHT * (ttft_s / limit_s + prediction.tpot_s / self._tpot_s),
+            "moved": MOVE_WEIGHT * prediction.transfer_s / limit_s,
+        }
 
-    def _evicted(self, turn: Turn, way: Way, returns: Returns) -> float:
+    def _evicted(self, way: Way, returns: Returns) -> float:
         """Turns that are likely to come back and find their KV evicted for this one's."""
-        decode, prefill, prompt = way.decode.view, way.prefill, turn.prompt_tokens
-        lost = self._lost.get(decode.worker.address)
+        turn, decode, prefill = self._turn, way.decode.view, way.prefill
+        prompt, lost = turn.prompt_tokens, self._lost.get(decode.worker.address)
         if lost is None:
             written = prompt - turn.held_by(decode) + turn.output_tokens
             if not turn.held_tokens:
@@ -102,14 +97,21 @@ class ExpectedMisses:
             self._lost_on_prefill[id(way.work)] = on_prefill
         return lost + on_prefill
 
-    def _slowed_on(self, at: Outlook, target_s: float) -> Slowed:
-        worker = at.view.worker.address
-        if (slowed := self._slowed.get(worker)) is None:
-            slowed = self._slowed[worker] = Slowed.of(at, target_s)
+    def _slowed_on(self, at: Outlook) -> Slowed:
+        slowed = self._slowed[id(at)] = Slowed.of(at, self._tpot_s)
         return slowed
 
+    def _delayed_by(self, work: Work) -> Delayed:
+        at, turn, usual = work.at, self._turn, 0.0
+        if at.sequences:
+            usual = (self._slowed.get(id(at)) or self._slowed_on(at)).usual
+        delayed = self._delayed[id(work)] = Delayed(
+            ttft_limit_s(turn, at), at.laws.ttft_spread, _stalled(work, turn, usual), _queued(work, turn, self._rules)
+        )
+        return delayed
 
-class Slowed(NamedTuple):
+
+class Slowed(msgspec.Struct, frozen=True, gc=False):
     """Expected misses of the TPOT target as a turn decodes on a worker, whichever way it comes there."""
 
     own: float
@@ -125,17 +127,13 @@ class Slowed(NamedTuple):
         return cls(own, at.sequences * max(0.0, own - usual), usual)
 
 
-class Delayed(NamedTuple):
+class Delayed(msgspec.Struct, frozen=True, gc=False):
     """Of a prompt that is computed on one worker, whichever one answers: its limit, and what it makes others miss."""
 
     limit_s: float
+    spread: float  # of its TTFT, see `miss`
     streams: float
     queue: float
-
-    @classmethod
-    def of(cls, work: Work, turn: Turn, rules: Rules, usual: float) -> Delayed:
-        """usual: misses of each stream there without it."""
-        return cls(ttft_limit_s(turn, work.at), _stalled(work, turn, usual), _queued(work, turn, rules))
 
 
 def _stalled(work: Work, turn: Turn, usual_misses: float) -> float:
@@ -144,8 +142,10 @@ def _stalled(work: Work, turn: Turn, usual_misses: float) -> float:
     if not at.sequences:
         return 0.0
     tpot_s, target_s, usual = at.usual_tpot_s, turn.slo.tpot_s, max(1, turn.output_tokens)
-    later = [miss(tpot_s + beside_s / (length * usual), target_s, TPOT_SPREAD) for length in STREAM_LENGTHS]
-    return at.sequences * max(0.0, sum(later) / len(later) - usual_misses)
+    later = 0.0
+    for length in STREAM_LENGTHS:
+        later += miss(tpot_s + beside_s / (length * usual), target_s, TPOT_SPREAD)
+    return at.sequences * max(0.0, later / len(STREAM_LENGTHS) - usual_misses)
 
 
 def _queued(work: Work, turn: Turn, rules: Rules) -> float:

@@ -8,21 +8,23 @@ from ..candidates import Candidates
 from ..decision import Preference, Route, Rules, Turn
 from .fixed import FIRST_TURN, appends
 
+_LOCAL, _SPLIT = Route.LOCAL, Route.SPLIT  # looking up enum members by name is slow
+
 
 def by_table(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
     if not appends(turn, candidates):
         return FIRST_TURN
-    uncovered = Route.LOCAL if rules.uncovered is Uncovered.LOCAL else Route.SPLIT
     if rules.scored is None:
-        return Preference(uncovered, "no_table")
+        return Preference(_uncovered(rules), "no_table")
     # Where nothing is held the table is asked all the same, so that the veto shows what that costs.
-    held = (turn.held_by(candidates.known) if candidates.known is not None else 0) or turn.held_tokens
+    known = candidates.known
+    held = (turn.held_by(known) if known is not None else 0) or turn.held_tokens
     new = max(1, turn.prompt_tokens - held)
     verdict = rules.scored.lookup(TableQuery(new, held, turn.output_tokens, candidates.qps))
     if verdict.local is None:
-        return Preference(uncovered, "no_evidence", verdict)
-    return (
-        Preference(Route.LOCAL, "table_local", verdict)
-        if verdict.local
-        else Preference(Route.SPLIT, "table_split", verdict)
-    )
+        return Preference(_uncovered(rules), "no_evidence", verdict)
+    return Preference(_LOCAL, "table_local", verdict) if verdict.local else Preference(_SPLIT, "table_split", verdict)
+
+
+def _uncovered(rules: Rules) -> Route:
+    return _LOCAL if rules.uncovered is Uncovered.LOCAL else _SPLIT

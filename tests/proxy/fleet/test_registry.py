@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace as replace_struct
 
 from ppd.proxy.connectors import can_pair
 from ppd.proxy.fleet.ledger import RECENT_TOKENS, Use
@@ -327,7 +328,8 @@ FLEET_STEPS: list[Callable[[Registry], object]] = [
 
 def fleet_of(registry: Registry, model: str) -> Fleet:
     views = registry.views()
-    return Fleet.of({view.id: view for view in views}, taking_turns(views, model))
+    fleet = Fleet.of({view.id: view for view in views}, taking_turns(views, model))
+    return replace_struct(fleet, newest_s=registry.fleet(model).newest_s)
 
 
 @given(steps=st.lists(st.sampled_from(range(len(FLEET_STEPS))), max_size=30))
@@ -339,13 +341,14 @@ def test_the_fleet_of_a_model_is_what_the_views_say_after_every_step(steps: list
         for model in ("m", "other", "m"):
             assert registry.fleet(model) == fleet_of(registry, model)
             assert registry.fleet(model) is registry.fleet(model)
+            assert all(view.since_s <= registry.fleet(model).newest_s for view in registry.views())
 
 
 def test_models_that_clients_make_up_do_not_pile_up() -> None:
     registry = heard(Announcement(replace(D, models=())))  # it has not said yet which it serves
     for number in range(3 * MODELS_KEPT):
         assert registry.fleet(f"model {number}") == fleet_of(registry, f"model {number}")
-    assert max(len(registry._rosters._by_model), len(registry._rosters._fleets)) <= MODELS_KEPT
+    assert max(len(registry._rosters._by_model), len(registry._rosters.known)) <= MODELS_KEPT
 
 
 @pytest.mark.parametrize(

@@ -59,13 +59,15 @@ class ReceiptEnds:
     def _close(self, receipt: Receipt, outcome: str, ended_s: float) -> None:
         receipt.outcome, receipt.ended_s = outcome, ended_s
         for leg in receipt.legs:  # the one that has just ended is closed after this
-            leg.ended_s = ended_s if leg.ended_s is None else leg.ended_s
-        self._metrics.turns.add(receipt.route or "none", receipt.reason or "none")
-        self._metrics.outcomes.add(receipt.route or "none", outcome)
-        for decision in () if receipt.encoder is None else receipt.encoder.decisions:
-            self._metrics.encoder_items.labels(decision).inc()
-        tokens = receipt.prompt_tokens or 0, receipt.completion_tokens or 0
-        self._metrics.by_key.turn(receipt.client, outcome, *tokens)
+            if leg.ended_s is None:
+                leg.ended_s = ended_s
+        self._metrics.turns.add(receipt.route, receipt.reason, outcome)
+        if receipt.encoder is not None:
+            for decision in receipt.encoder.decisions:
+                self._metrics.encoder_items.labels(decision).inc()
+        if receipt.client:  # else no key is required
+            tokens = receipt.prompt_tokens or 0, receipt.completion_tokens or 0
+            self._metrics.by_key.turn(receipt.client, outcome, *tokens)
         if self._log is not None:
             self._log(receipt)
 
@@ -182,9 +184,7 @@ class Learner(ReceiptEnds):
         receipt.prompt_tokens, receipt.completion_tokens, receipt.cached_tokens = prompt, completion, cached
         # A worker that reports no usage leaves the estimate charged.
         self._rate_limits.settle(attempt.client, attempt.charged_tokens, prompt + completion, now_s)
-        self._metrics.prompt_tokens.add(decision.route, by=prompt)
-        self._metrics.cached_tokens.add(decision.route, by=cached or 0)
-        self._metrics.completion_tokens.add(decision.route, by=completion)
+        self._metrics.tokens.add(decision.route, prompt, cached or 0, completion)
         if decision.route is Route.LOCAL and cached is not None and cached < decision.cached_tokens * MISS_SHARE:
             self._metrics.residency_misses.inc()
         # What an unknown stored response adds to the prompt has tokens, but no bytes here.

@@ -18,15 +18,15 @@ from ..tokenizer.count_checks import CountedPrompt
 def decision_headers(receipt: Receipt) -> dict[str, str]:
     """The response headers that explain a turn. Workers by name: clients never see addresses."""
     headers = {"X-Request-Id": receipt.id}
-    if receipt.route:
-        headers["X-PPD-Route"] = receipt.route
+    if route := receipt.route:
+        headers["X-PPD-Route"] = route
         headers["X-PPD-Reason"] = receipt.reason
-    if receipt.decode:
-        headers["X-PPD-Decode"] = receipt.decode
-    if receipt.prefill:
-        headers["X-PPD-Prefill"] = receipt.prefill
-    if receipt.cell is not None:
-        headers["X-PPD-Evidence"] = receipt.cell.evidence
+    if decode := receipt.decode:
+        headers["X-PPD-Decode"] = decode
+    if prefill := receipt.prefill:
+        headers["X-PPD-Prefill"] = prefill
+    if (cell := receipt.cell) is not None:
+        headers["X-PPD-Evidence"] = cell.evidence
     return headers
 
 
@@ -41,21 +41,22 @@ def note_turn(receipt: Receipt, match: SessionMatch, turn: Turn, counted: Counte
 
 
 def note_decision(receipt: Receipt, turn: Turn, decision: Decision, rules: Rules) -> None:
+    held, prefill, prediction = decision.held, decision.prefill, decision.prediction
+    held_tokens = 0 if held is None else held.tokens
     receipt.mode, receipt.order = rules.mode, decision.order
     receipt.route, receipt.reason, receipt.wanted = decision.route, decision.reason, decision.wanted
     receipt.vetoes = list(decision.vetoes)
-    receipt.decode = decision.decode.name
-    receipt.prefill = decision.prefill.name if decision.prefill else ""
+    receipt.decode, receipt.prefill = decision.decode.name, "" if prefill is None else prefill.name
     receipt.qps = round(decision.qps, 3)
-    receipt.estimated_cached_tokens = decision.cached_tokens
-    receipt.cached_evidence = "" if decision.held is None else decision.held.evidence
-    receipt.estimated_new_tokens = max(1, turn.prompt_tokens - decision.cached_tokens)
+    receipt.estimated_cached_tokens, receipt.cached_evidence = held_tokens, "" if held is None else held.evidence
+    receipt.estimated_new_tokens = max(1, turn.prompt_tokens - held_tokens)
     receipt.candidates = _candidates(turn, decision) if decision.candidates else None
     receipt.predicted_ttft_s = receipt.predicted_tpot_s = None
-    if decision.prediction is not None:
-        receipt.predicted_ttft_s = _rounded(decision.prediction.ttft_s)
-        receipt.predicted_tpot_s = _rounded(decision.prediction.tpot_s)
-    receipt.laws = "" if rules.laws is None or decision.prediction is None else rules.laws.version
+    receipt.laws = ""
+    if prediction is not None:
+        receipt.predicted_ttft_s, receipt.predicted_tpot_s = _rounded(prediction.ttft_s), _rounded(prediction.tpot_s)
+        if rules.laws is not None:
+            receipt.laws = rules.laws.version
     verdict, scored = decision.verdict, rules.scored
     if verdict is not None and scored is not None:
         receipt.cell = CellRecord(

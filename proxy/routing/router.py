@@ -58,24 +58,27 @@ class Router:
             raise
         attempt.permit = job.permit
         job.permit.settle()
-        headers = {**opened.headers, **decision_headers(receipt)}
+        headers = decision_headers(receipt)
+        if opened.headers:
+            headers = {**opened.headers, **headers}
+        first = opened.first
         if opened.relay is not None:
-            return TurnReply(
-                opened.content_type, headers, Streaming(self._state, self._learner, job.match, attempt, opened)
-            )
-        complete(self._state, self._learner, job.match, attempt, opened)
-        attempt.close()
-        whole = opened.first if isinstance(opened.first, bytes) else LargeBody(opened.first)
-        return TurnReply(opened.content_type, headers, whole)
+            body: bytes | StreamedBody = Streaming(self._state, self._learner, job.match, attempt, opened)
+        else:
+            complete(self._state, self._learner, job.match, attempt, opened)
+            attempt.close()
+            body = first if isinstance(first, bytes) else LargeBody(first)
+        return TurnReply(opened.content_type, headers, body)
 
     async def _first_success(self, job: Job) -> tuple[Attempt, OpenAnswer]:
         """Attempts until one succeeds, each without the workers that failed before."""
         failed: FailedAttempts | None = None
+        state, health = self._state, self._state.health
         while True:
             attempt = await self._chooser.choose(job, failed)
             decision = attempt.decision
             try:
-                self._state.health.asked(decision)
+                health.asked(decision)
                 opened = await self._opened(attempt)
             except LegError as exc:
                 row = self._give_up(attempt, exc)
@@ -86,16 +89,16 @@ class Router:
                 if not may:
                     raise failed.error() from None
             except BaseException:
-                self._state.health.left(decision)
+                health.left(decision)
                 raise
             else:
                 if attempt.is_finished_on_prefill:
-                    self._state.health.ended_on_prefill(decision)
+                    health.ended_on_prefill(decision)
                 else:
-                    self._state.health.began(attempt.decision)
+                    health.began(decision)
                     if attempt.both is None:  # else `Dispatcher` tells, once P's leg has ended
-                        self._state.health.prefilled(attempt.decision, moved=attempt.handoff is not None)
-                if poisoned := self._state.poisoned:
+                        health.prefilled(decision, moved=attempt.handoff is not None)
+                if poisoned := state.poisoned:
                     poisoned.answered(job.request.prompt.chain.end())
                 return attempt, opened
 

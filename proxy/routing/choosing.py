@@ -36,7 +36,7 @@ from .attempt import Attempt, FailedAttempts, Job, TurnContext, named_afresh
 from .foresight import foresee
 from .learning import Learner
 from .reading_back import with_readable
-from .receipt_notes import note_decision, note_turn
+from .receipt_notes import JudgedWays, note_decision, note_turn
 from .state import State
 
 BUSY_S = 0.05  # until a turn that found every worker busy looks again
@@ -73,6 +73,7 @@ class Chooser:
         self._tokenizer = tokenizer
         self._now = state.now
         self._sessions, self._beliefs, self._registry = state.sessions, state.beliefs, state.registry
+        self._receipts = state.receipts
         self._tokens, self._forecasts, self._caches = state.tokens, state.forecasts, state.engine_caches
         self._admission, self._arrivals, self._rate_limits = state.admission, state.arrivals, state.rate_limits
 
@@ -93,7 +94,7 @@ class Chooser:
         self._check_poison(request)
         self._charge(context, turn, now_s)
         self._arrivals.count(now_s, opens=turn.number == 1)
-        self._state.receipts.open(receipt)
+        self._receipts.open(receipt)
         try:
             permit = await self._admission.enter(self._ticket(turn, context, started_s, priority))
         except BaseException as exc:
@@ -279,6 +280,8 @@ class Chooser:
 
     def _attempt(self, job: Job, turn: Turn, decision: Decision, now_s: float) -> Attempt:
         request, receipt, context, entry, rules = job.request, job.receipt, job.context, job.entry, self.rules
+        if decision.candidates or receipt.route:  # else no ways were judged, now or before
+            self._receipts.judged(receipt, JudgedWays.of(turn, decision) if decision.candidates else None)
         note_decision(receipt, turn, decision, rules)
         if (schedule := rules.schedule) is not None:
             schedule.memory.sent(turn, filter(None, (decision.prefill, decision.decode)))

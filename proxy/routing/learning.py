@@ -12,7 +12,7 @@ from ..runtime.tasks import Drain, draining
 from ..sessions.prefix_chain import PrefixEnd
 from ..sessions.table import SessionMatch, TurnOutcome
 from ..telemetry.metrics import Metrics
-from ..telemetry.receipts import Receipt
+from ..telemetry.receipts import Receipt, ReceiptLog
 from .attempt import Attempt, OpenAnswer
 from .foresight import came_to
 from .reading_back import keep
@@ -92,8 +92,10 @@ class ReceiptEnds:
 class Learner(ReceiptEnds):
     """Closes receipts. Only a completed turn changes its session."""
 
-    def __init__(self, state: State, drain: Drain, log: Callable[[Receipt], None] | None) -> None:
-        super().__init__(state.metrics, drain, log)
+    def __init__(self, state: State, drain: Drain, log: ReceiptLog | None) -> None:
+        super().__init__(
+            state.metrics, drain, None if log is None else lambda one: log.write(state.receipts.written(one))
+        )
         self._state = state
         self._sessions = state.sessions
         self._tokens = state.tokens

@@ -48,43 +48,8 @@ class TurnCounter(Collector):
         yield family
 
 
-class TurnEnds:
-    """How turns ended: counted once a turn, and added up for two metrics when they are read."""
-
-    def __init__(self) -> None:
-        self._turns = defaultdict[tuple[str, str, str], int](int)
-
-    def add(self, route: str, reason: str, outcome: str) -> None:
-        self._turns[route, reason, outcome] += 1
-
-    def by(self, *places: int) -> Counts:
-        """places: 0 for the route, 1 for the reason, 2 for the outcome."""
-        sums: dict[tuple[str, ...], int] = {}
-        for labels, count in self._turns.items():
-            values = tuple([labels[place] or "none" for place in places])
-            sums[values] = sums.get(values, 0) + count
-        return sums.items()
-
-
-class TurnTokens:
-    """Tokens of turns, by route: three metrics, counted in one step."""
-
-    def __init__(self) -> None:
-        self._rows = defaultdict[str, list[int]](lambda: [0, 0, 0])
-
-    def add(self, route: str, prompt: int, cached: int, completion: int) -> None:
-        row = self._rows[route]
-        row[0] += prompt
-        row[1] += cached
-        row[2] += completion
-
-    def of(self, place: int) -> Counts:
-        """place: 0 for prompts, 1 for what was cached, 2 for answers."""
-        return [((route,), row[place]) for route, row in self._rows.items()]
-
-
 class TurnSum(Collector):
-    """One metric of `TurnEnds` or `TurnTokens`."""
+    """A counter that is added up when it is read, of what several have counted in one step."""
 
     def __init__(
         self, registry: CollectorRegistry, counts: Callable[[], Counts], name: str, text: str, *labels: str
@@ -98,6 +63,47 @@ class TurnSum(Collector):
         for values, count in self._counts():
             family.add_metric(values, count)
         yield family
+
+
+class TurnEnds:
+    """How turns ended: two metrics."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._turns = defaultdict[tuple[str, str, str], int](int)
+        TurnSum(registry, lambda: self._by(0, 1), "ppd_turns", "Turns by route and reason", "route", "reason")
+        TurnSum(registry, lambda: self._by(0, 2), "ppd_turn_outcomes", "How turns ended", "route", "outcome")
+
+    def add(self, route: str, reason: str, outcome: str) -> None:
+        """route, reason: empty where nothing was decided."""
+        self._turns[route, reason, outcome] += 1
+
+    def _by(self, *places: int) -> Counts:
+        sums: dict[tuple[str, ...], int] = {}
+        for labels, count in self._turns.items():
+            values = tuple([labels[place] or "none" for place in places])
+            sums[values] = sums.get(values, 0) + count
+        return sums.items()
+
+
+class TurnTokens:
+    """Tokens of turns, by route: three metrics."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._rows = defaultdict[str, list[int]](lambda: [0, 0, 0])
+        TurnSum(registry, lambda: self._of(0), "ppd_prompt_tokens", "Prompt tokens as engines counted them", "route")
+        TurnSum(
+            registry, lambda: self._of(1), "ppd_cached_tokens", "Prompt tokens found in the worker's cache", "route"
+        )
+        TurnSum(registry, lambda: self._of(2), "ppd_completion_tokens", "Generated tokens", "route")
+
+    def add(self, route: str, prompt: int, cached: int, completion: int) -> None:
+        row = self._rows[route]
+        row[0] += prompt
+        row[1] += cached
+        row[2] += completion
+
+    def _of(self, place: int) -> Counts:
+        return [((route,), row[place]) for route, row in self._rows.items()]
 
 
 class KeyCounters:
@@ -176,18 +182,13 @@ class Metrics:
         def counts(name: str, text: str, *labels: str) -> TurnCounter:
             return TurnCounter(self.registry, name, text, *labels)
 
-        def total(counts: Callable[[], Counts], name: str, text: str, *labels: str) -> None:
-            TurnSum(self.registry, counts, name, text, *labels)
-
         def spread(name: str, text: str, bounds: tuple[float, ...], *labels: str) -> TurnHistogram:
             return TurnHistogram(self.registry, name, text, bounds, labels)
 
         def times(name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
             return Histogram(name, text, buckets=bounds, registry=self.registry)
 
-        self.turns, self.tokens = turns, tokens = TurnEnds(), TurnTokens()
-        total(lambda: turns.by(0, 1), "ppd_turns", "Turns by route and reason", "route", "reason")
-        total(lambda: turns.by(0, 2), "ppd_turn_outcomes", "How turns ended", "route", "outcome")
+        self.turns = TurnEnds(self.registry)
         self.failures = counter("ppd_leg_failures", "Legs that failed, at what, and why", "leg", "phase", "cause")
         self.retries = counter("ppd_retries", "Requests to be tried again, by how that was paid", "result")
         self.abandoned = counter("ppd_handovers_abandoned", "Hand-overs whose client left", "fate")
@@ -203,9 +204,7 @@ class Metrics:
         self.prediction_errors = PredictionErrors(
             spread("ppd_prediction_error", about, ERROR_BUCKETS, "route", "worker", "figure")
         )
-        total(lambda: tokens.of(0), "ppd_prompt_tokens", "Prompt tokens as engines counted them", "route")
-        total(lambda: tokens.of(1), "ppd_cached_tokens", "Prompt tokens found in the worker's cache", "route")
-        total(lambda: tokens.of(2), "ppd_completion_tokens", "Generated tokens", "route")
+        self.tokens = TurnTokens(self.registry)
         self.by_key = KeyCounters(
             counts("ppd_key_turns", "Turns by the name of the client's key", "key", "outcome"),
             counts("ppd_key_tokens", "Tokens by the name of the client's key", "key", "kind"),

@@ -131,12 +131,13 @@ class Admission:
         The caller takes its room on a worker before its next await: only then the next turn with equal needs is
         admitted.
         """
-        permit = self.try_enter(ticket)
-        if permit is None:
-            waiter = self._arrived(ticket)
-            await self._wait(waiter)
-            permit = Permit(self, waiter)
-        return permit
+        return self.try_enter(ticket) or await self.wait(ticket)
+
+    async def wait(self, ticket: Ticket) -> Permit:
+        """As `enter`, of a turn for which there was none at once."""
+        waiter = self._arrived(ticket)
+        await self._wait(waiter)
+        return Permit(self, waiter)
 
     def admit_waiting(self) -> None:
         if not self._futures or self._yielding is not None or not self._line:

@@ -96,7 +96,8 @@ class Chooser:
         self._arrivals.count(now_s, opens=turn.number == 1)
         self._receipts.open(receipt)
         try:
-            permit = await self._admission.enter(self._ticket(turn, context, started_s, priority))
+            ticket = self._ticket(turn, context, started_s, priority)
+            permit = self._admission.try_enter(ticket) or await self._admission.wait(ticket)
         except BaseException as exc:
             receipt.waited_s = self._now() - started_s
             self._left(turn, receipt, context, started_s, exc)

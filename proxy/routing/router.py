@@ -79,7 +79,11 @@ class Router:
             decision = attempt.decision
             try:
                 health.asked(decision)
-                opened = await self._opened(attempt)
+                try:
+                    opened = await self._dispatcher.open(attempt)
+                except LegError as exc:
+                    await self._examine(attempt, exc)
+                    raise
             except LegError as exc:
                 row = self._give_up(attempt, exc)
                 failed = failed or FailedAttempts(self._attempts)
@@ -102,14 +106,11 @@ class Router:
                     poisoned.answered(job.request.prompt.chain.end())
                 return attempt, opened
 
-    async def _opened(self, attempt: Attempt) -> OpenAnswer:
-        try:
-            return await self._dispatcher.open(attempt)
-        except LegError as exc:
-            record = attempt.failed(exc)
-            found = await self._dispatcher.examine(exc, blamed_view(record.kind, attempt.decision).worker)
-            if found is exc:
-                raise
+    async def _examine(self, attempt: Attempt, exc: LegError) -> None:
+        """Raises another failure where the worker turns out to be dead."""
+        record = attempt.failed(exc)
+        found = await self._dispatcher.examine(exc, blamed_view(record.kind, attempt.decision).worker)
+        if found is not exc:
             record.fail(found)
             raise found from exc
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import secrets
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -292,7 +292,7 @@ def receipt_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 def new_id() -> str:
     """128 random bits, as 32 hexadecimal digits. Clients see ids, and must not foretell those of others."""
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
 def now_text() -> str:

@@ -118,8 +118,12 @@ class JudgedWays(msgspec.Struct, frozen=True, gc=False):
         chosen = next((number for number, way in enumerate(judged) if _is_chosen(way, decision)), None)
         if chosen is not None and chosen >= len(ways):
             ways[-1], chosen = judged[chosen], len(ways) - 1
-        views = [view for way in ways for view in (way.decode, way.prefill, way.source) if view is not None]
-        held = {view.name: known for view in views if (known := turn.held.get(view.id)) is not None}
+        held = {
+            view.name: turn.held[view.id]
+            for way in (ways if turn.held else ())
+            for view in (way.decode, way.prefill, way.source)
+            if view is not None and view.id in turn.held
+        }
         return cls(tuple([_named(way) for way in ways]), chosen, held)
 
     def record(self) -> CandidatesRecord:

@@ -117,7 +117,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     upstream = make_upstream(config, state, tls, poller)
     handoff_release = HandoffRelease(state, upstream)
     receipt_log = open_log(config.receipt_log, state.metrics) if config.receipt_log else None
-    learner = Learner(state, drain, receipt_log.write if receipt_log else None)
+    learner = Learner(state, drain, receipt_log)
     bodies = BodyReader(config, state.hasher, state.registry.aliases, templates=lambda: state.templates.known)
     canary, tokenizer = make_canary(config, state, upstream), make_tokenizer(config, state)
     chooser = Chooser(config, settings.rules(), state, learner, passed_over=canary.passed_over, tokenizer=tokenizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from ..runtime.replicated import Replicated
@@ -18,21 +19,24 @@ class RateMeter:
         self._started_s = now_s
         self._counts: deque[list[int]] = deque()  # bucket number and events, oldest first
         self._newest = [-1, 0]  # the last of them
+        self._newest_ends_s = -math.inf
         self._total = 0
 
     def count(self, now_s: float, events: int = 1) -> None:
-        bucket, newest = int(now_s / self._bucket_s), self._newest
+        if now_s >= self._newest_ends_s:
+            self._begin_bucket(int(now_s / self._bucket_s))
+        self._newest[1] += events
         self._total += events
-        if newest[0] == bucket:
-            newest[1] += events
-            return
-        self._forget(bucket)
-        self._newest = [bucket, events]
-        self._counts.append(self._newest)
 
     def rate_rps(self, now_s: float) -> float:
         self._forget(int(now_s / self._bucket_s))
         return self._total / max(1.0, min(self._window_s, now_s - self._started_s))
+
+    def _begin_bucket(self, bucket: int) -> None:
+        self._forget(bucket)
+        self._newest = [bucket, 0]
+        self._newest_ends_s = (bucket + 1) * self._bucket_s
+        self._counts.append(self._newest)
 
     def _forget(self, bucket: int) -> None:
         while self._counts and self._counts[0][0] <= bucket - self.BUCKETS:
@@ -48,12 +52,14 @@ class Arrivals:
         self.replicated: Replicated[bool] | None = None  # `changed` takes whether the turn opens a conversation
 
     def count(self, now_s: float, *, opens: bool) -> None:
-        self.adopt(now_s, turns=1, conversations=1 if opens else 0)
+        self.turns.count(now_s)
+        if opens:
+            self.conversations.count(now_s)
         if self.replicated is not None:
             self.replicated.changed(opens)
 
     def adopt(self, now_s: float, *, turns: int, conversations: int) -> None:
-        """Counts turns that arrived here or at another process of this proxy; `conversations` of them open one."""
+        """Counts turns that arrived at another process of this proxy; `conversations` of them open one."""
         self.turns.count(now_s, turns)
         if conversations:
             self.conversations.count(now_s, conversations)

@@ -96,7 +96,7 @@ class Admission:
         self._departures = RateMeter(DEPARTURES_S, now())
         self._overload = Overload(queue_wait_s, now())
         self._line = WaitingLine()
-        self._futures: dict[Waiter, asyncio.Future[Overloaded | None]] = {}
+        self._futures: dict[Waiter, asyncio.Future[Overloaded | None]] = {}  # of all that wait; empty nearly always
         # By needs, turns that were admitted and have not run since: their load does not show in the fleet yet.
         self._admitted: dict[Hashable, Waiter] = {}
         self._arrivals = 0
@@ -116,12 +116,13 @@ class Admission:
             raise self._refusal("draining", ticket)
         if self.inside + self.inside_elsewhere >= self._max_inflight or self._yielding:
             return None
-        if ticket.needs in self._admitted:
+        if self._admitted and ticket.needs in self._admitted:
             return None
-        if (self._line and self._line.is_wanted(ticket.needs)) or not ticket.fits():
+        if (self._futures and self._line.is_wanted(ticket.needs)) or not ticket.fits():
             return None
         self.inside += 1
-        self._changed()
+        if self.replicated is not None:
+            self.replicated.changed()
         return Permit(self, self._arrived(ticket))
 
     async def enter(self, ticket: Ticket) -> Permit:
@@ -130,15 +131,16 @@ class Admission:
         The caller takes its room on a worker before its next await: only then the next turn with equal needs is
         admitted.
         """
-        permit = self.try_enter(ticket)
-        if permit is None:
-            waiter = self._arrived(ticket)
-            await self._wait(waiter)
-            permit = Permit(self, waiter)
-        return permit
+        return self.try_enter(ticket) or await self.wait(ticket)
+
+    async def wait(self, ticket: Ticket) -> Permit:
+        """As `enter`, of a turn for which there was none at once."""
+        waiter = self._arrived(ticket)
+        await self._wait(waiter)
+        return Permit(self, waiter)
 
     def admit_waiting(self) -> None:
-        if self._yielding is not None or not self._line:
+        if not self._futures or self._yielding is not None or not self._line:
             return
         self._catch_up()  # another process may have taken the free permit by now
         while self._line and self.inside + self.inside_elsewhere < self._max_inflight:
@@ -161,9 +163,13 @@ class Admission:
 
     def left(self) -> None:
         self.inside -= 1
-        self._changed()
-        self._departures.count(self._now())
-        self._overload.departed(self._now())
+        if self.replicated is not None:
+            self.replicated.changed()
+        now_s = self._now()
+        self._departures.count(now_s)
+        if not self._futures:  # none waits
+            return
+        self._overload.departed(now_s)
         if self._line and self.waiting_elsewhere:  # else our own turns would take every permit that comes free here
             self._yielding = self._yielding or asyncio.get_running_loop().call_later(YIELD_S, self._end_yield)
         else:
@@ -251,7 +257,8 @@ class Admission:
 
     def _arrived(self, ticket: Ticket) -> Waiter:
         self._arrivals += 1
-        self._overload.arrived(self._now())
+        if self._futures:
+            self._overload.arrived(self._now())
         return Waiter(ticket, self._arrivals)
 
     def _deadline_s(self, waiter: Waiter) -> float:

@@ -18,7 +18,10 @@ SHARE = 0.5  # of the time that a turn takes: so long it may wait, if that is mo
 
 
 class Overload:
-    """limit_s: how long a turn may wait under overload, at least; 0: nothing is bounded."""
+    """It need not be told who comes and leaves while no turn waits: it judges only what came since the queue stands.
+
+    limit_s: how long a turn may wait under overload, at least; 0: nothing is bounded.
+    """
 
     def __init__(self, limit_s: float, now_s: float) -> None:
         self._limit_s = limit_s

@@ -25,7 +25,7 @@ from ..sessions.session_name import session_name
 FRAME_BYTES = 512
 MOST_FRAMES, MOST_SEEN = 1024, 4096
 
-_MEMBER = "messages"
+_MEMBER, _NAMED = "messages", b"messages"
 _READ_EACH_TIME = RENDERED | {"continue_final_message"}
 
 _Name = tuple[str, Callable[[str], str] | None, bytes, bytes]
@@ -66,7 +66,7 @@ class KnownFrames:
             explicit_id = session_name(headers, known.fields, read_short, None)
         except (RequestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
-        label = label_of(rules.hasher, frame.scope, explicit_id)
+        label = label_of(rules.hasher, frame.scope, explicit_id) if explicit_id else None
         fields = Members(known.fields, body)
         fields[_MEMBER] = raw
         return replace(
@@ -106,8 +106,9 @@ class KnownFrames:
 
 def _place(body: bytes) -> tuple[int, int] | None:
     """Where the messages begin and end; None where the frame around them is long."""
-    place = plane.member(body, _MEMBER.encode()) if plane.IS_BUILT and len(body) <= SHORT_BYTES else None
-    return None if place is None or place[0] + len(body) - place[1] > FRAME_BYTES else place
+    size = len(body)
+    place = plane.member(body, _NAMED) if size <= SHORT_BYTES and plane.IS_BUILT else None
+    return None if place is None or place[0] + size - place[1] > FRAME_BYTES else place
 
 
 def _name(body: bytes, place: tuple[int, int], rules: ReadingRules) -> _Name:

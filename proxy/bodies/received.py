@@ -33,5 +33,7 @@ class ReceivedBody:
     def take(self) -> Body:
         """All of it; nothing is kept."""
         data, self._data = self._data, b""
+        if self._shared is None:
+            return bytes(data)
         shared, self._shared = self._shared, None
-        return bytes(data) if shared is None else shared
+        return shared

@@ -50,6 +50,7 @@ _NEEDED: dict[str, type] = {
     "remote_port": int,
     "tp_size": int,
 }
+_NEEDED_KINDS = tuple(_NEEDED.values())
 
 # The hosts that P reports if VLLM_NIXL_SIDE_CHANNEL_HOST is not set, or is a wildcard.
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "0.0.0.0", "::1", "::")
@@ -225,6 +226,8 @@ def _pinned_flaw(values: dict[str, Any]) -> str | None:
         return "transfer_mode_not_pull"
     if not _pins_blocks(values.get("remote_block_ids")):
         return "remote_block_ids_empty"
+    if tuple(map(type, map(values.get, _NEEDED))) == _NEEDED_KINDS and "" not in values.values():
+        return None  # nearly always
     for name, kind in _NEEDED.items():
         value = values.get(name)
         if type(value) is not kind or value == "":

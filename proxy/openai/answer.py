@@ -157,11 +157,11 @@ class AnswerObserver:
             summary.response_id = chunk.id
         for choice in chunk.choices or ():
             if choice.index == 0:
-                self._choice(choice)
+                self._choice(choice, summary)
 
-    def _choice(self, choice: AnswerChoice) -> None:
+    def _choice(self, choice: AnswerChoice, summary: AnswerSummary) -> None:
         if choice.finish_reason:
-            self.summary.finish_reason = choice.finish_reason
+            summary.finish_reason = choice.finish_reason
         if choice.text:
             self._text(choice.text)
         message = choice.delta or choice.message
@@ -172,7 +172,7 @@ class AnswerObserver:
         if message.reasoning or message.reasoning_content:
             self._reasoning()
         if message.refusal:
-            self.summary.first_token_seen = True
+            summary.first_token_seen = True
         if message.tool_calls:
             for position, call in enumerate(message.tool_calls):
                 function = call.function or Function()
@@ -292,13 +292,13 @@ class AnswerObserver:
 
     def _count(self, usage: Usage) -> None:
         # Each count by itself: Messages sends the prompt's first and the completion's last.
-        counts, summary = usage_of(usage), self.summary
-        if counts.prompt_tokens is not None:
-            summary.prompt_tokens = counts.prompt_tokens
-        if counts.completion_tokens is not None:
-            summary.completion_tokens = counts.completion_tokens
-        if counts.cached_tokens is not None:
-            summary.cached_tokens = counts.cached_tokens
+        summary, counts = self.summary, usage_of(usage)
+        if (prompt := counts.prompt_tokens) is not None:
+            summary.prompt_tokens = prompt
+        if (completion := counts.completion_tokens) is not None:
+            summary.completion_tokens = completion
+        if (cached := counts.cached_tokens) is not None:
+            summary.cached_tokens = cached
 
     def _fail(self, error: bytes) -> None:
         if self.summary.error is None:

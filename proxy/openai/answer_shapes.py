@@ -54,11 +54,13 @@ def usage_of(usage: Usage | None) -> TokenCounts:
         prompt = usage.input_tokens + (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
     if completion is None:
         completion = usage.output_tokens
-    return TokenCounts(
-        prompt if prompt is None or 0 <= prompt < _LARGEST else None,
-        completion if completion is None or 0 <= completion < _LARGEST else None,
-        cached if cached is None or 0 <= cached < _LARGEST else None,
-    )
+    if prompt is not None and not 0 <= prompt < _LARGEST:
+        prompt = None
+    if completion is not None and not 0 <= completion < _LARGEST:
+        completion = None
+    if cached is not None and not 0 <= cached < _LARGEST:
+        cached = None
+    return TokenCounts(prompt, completion, cached)
 
 
 class UsageOnly(msgspec.Struct):

@@ -92,8 +92,8 @@ def spliced(fields: Fields, original: Fields) -> tuple[Part, ...]:
         original = original.original
     if not isinstance(original, Members):
         return (msgspec.json.encode(fields),)
-    places = original.places if original.places is not None else _places(original)
-    if places is None:
+    places = original.places
+    if places is None and (len(original.body) <= SHORT_BYTES or (places := _places(original)) is None):
         return (msgspec.json.encode(fields),)
     is_same = all(fields.get(name) is value for name, value in original.items())
     if is_same and len(fields) == len(original) == len(places):
@@ -123,7 +123,7 @@ def _unchanged_ranges(fields: Fields, original: Fields, places: Places) -> Itera
 
 
 def _places(members: Members) -> Places | None:
-    if len(members.body) <= SHORT_BYTES or len(members) > _MOST_MEMBERS:
+    if len(members) > _MOST_MEMBERS:
         return None
     assert isinstance(members.body, bytes), "the places in shared memory are known"
     return places_in(members.body, members)

@@ -20,6 +20,7 @@ ATTEMPTS = 8  # events to learn from; if none of them is plain text, the whole s
 _TEXTS = {Endpoint.CHAT: b'"content":', Endpoint.COMPLETIONS: b'"text":'}
 _NAMES = frozenset(("id", "object", "created", "model", "choices", "system_fingerprint", "service_tier"))
 _UNESCAPED = re.compile(rb'[^"\\\x00-\x1f]*')  # a JSON string's content without escapes
+_ROLE = b'"role":"'  # in a string its quotation marks would be escaped
 _HOLDERS = frozenset(("choices", "delta"))
 _NOT_PLAIN = "\n"  # never a plain text, as a JSON string has to escape it
 _DECODER = msgspec.json.Decoder()
@@ -61,6 +62,8 @@ class PlainEvents:
         data = event_data(event)
         if data is None or not event.endswith(b"\n\n") or event.count(self._name) != 1:
             return
+        if _ROLE in data:  # the first event of a chat: not decoded to see that
+            return
         begin = event.find(b'"', event.index(self._name) + len(self._name)) + 1
         text = _UNESCAPED.match(event, begin)
         if text is not None and text[0] + event[text.end() : text.end() + 1] == _plain_text(data).encode() + b'"':
@@ -86,7 +89,10 @@ def _plain_text(data: bytes) -> str:
 
 def _only(members: dict[str, Any], names: frozenset[str] | set[str]) -> bool:
     """Whether all other members are null and those named hold no members of their own, except `_HOLDERS`."""
-    return all(
-        (value is None if name not in names else name in _HOLDERS or not isinstance(value, (dict, list)))
-        for name, value in members.items()
-    )
+    for name, value in members.items():
+        if name not in names:
+            if value is not None:
+                return False
+        elif isinstance(value, (dict, list)) and name not in _HOLDERS:
+            return False
+    return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ..sessions.hasher import Hasher, encoded
-from ..sessions.prefix_chain import BlockHash, PrefixEnd, UnitHash
+from ..sessions.prefix_chain import BlockHash, Chain, PrefixEnd, UnitHash
 from ..sessions.text_cuts import REPLY_CHARS, reply_alone
 from ..sessions.tool_call_hash import CallHash
 from .request import Endpoint, Request
@@ -24,15 +24,13 @@ class ReplyKey:
 
     def __init__(self, request: Request) -> None:
         chain = request.prompt.chain
-        mask = chain.head_mask
+        mask, marks = chain.head_mask, chain.marks
         self._hasher = chain.hasher
-        self._form = _form_for(request, mask)
+        self._form = form = _form_for(request, chain, mask)
         self._with_call_ids = request.template.prints_call_ids
-        self.add_text = self._form.add_text
-        self._head = chain.keys[chain.marks.head] if mask and not chain.marks.last_reply else 0
+        self._head = chain.keys[marks.head] if mask and not marks.last_reply else 0
         self._opening = ""  # of the first reply after this head, see `text_cuts.reply_alone`
-        if self._head:
-            self.add_text = self._add_opening
+        self.add_text = self._add_opening if self._head else form.add_text
         self.calls_tool = False
         self.reasoned = False  # the model also wrote reasoning, which the next prompt will hardly hold
 
@@ -80,10 +78,9 @@ class _Form(Protocol):
     def end(self) -> PrefixEnd | None: ...
 
 
-def _form_for(request: Request, mask: int) -> _Form:
+def _form_for(request: Request, chain: Chain, mask: int) -> _Form:
     """mask: the chain's, see `Chain.head_mask`."""
-    chain, endpoint = request.prompt.chain, request.endpoint
-    hasher = chain.hasher
+    hasher, endpoint = chain.hasher, request.endpoint
     if request.choices > 1 or request.single_engine in ("echo", "prompt_embeds"):
         return _Unknowable(hasher)
     if endpoint is _COMPLETIONS:
@@ -91,7 +88,7 @@ def _form_for(request: Request, mask: int) -> _Form:
     previous = chain.keys[-1] ^ mask
     if endpoint is _RESPONSES:
         return _Items(hasher, previous, mask)
-    unit = chain.open_unit and chain.open_unit.copy()
+    unit = None if chain.open_unit is None else chain.open_unit.copy()
     return _Message(hasher, previous, mask, unit) if endpoint is _CHAT else _Blocks(hasher, previous, mask, unit)
 
 

@@ -63,8 +63,10 @@ class StreamRelay:
         self._observer.observe_text(text, events)
 
     def feed(self, chunk: bytes) -> bytes:
-        if self.passes(chunk):
-            return chunk
+        return chunk if self.passes(chunk) else self.edited(chunk)
+
+    def edited(self, chunk: bytes) -> bytes:
+        """As `feed`, of a chunk that is known not to pass."""
         out = self._edits.shown(b"".join([self._relay(event) for event in self._splitter.feed(chunk)]))
         self._may_pass = self._splitter.is_empty and self._observer.summary.error is None
         return out

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
@@ -18,13 +18,15 @@ from ..beliefs.turn_touches import TurnCaches, TurnTouches
 from ..config import ProxyConfig, StageOrder
 from ..errors import TOO_MANY, AllBusy, AllDown, LegError, NoWorkerError, Overloaded, PPDError, Refused
 from ..fleet.booking import LegBooking
-from ..fleet.view import WorkerView
+from ..fleet.view import Fleet, WorkerView
 from ..fleet.worker import Role, WorkerId
 from ..health.worker_health import Key
 from ..openai.body_members import given
 from ..openai.request import Request
 from ..policy import Decision, Excluded, Route, Rules, Turn, can_stand_in, decide, has_room, route_alone
 from ..policy.profiles.prompt_blocks import NO_BLOCKS, PromptBlocks, blocks_of
+from ..policy.profiles.schedule import Schedule
+from ..sessions.prefix_chain import Chain
 from ..sessions.session import marks_of_prompt, points_of_prompt
 from ..sessions.table import SessionMatch
 from ..telemetry.receipts import Receipt
@@ -34,13 +36,16 @@ from .attempt import Attempt, FailedAttempts, Job, TurnContext, named_afresh
 from .foresight import foresee
 from .learning import Learner
 from .reading_back import with_readable
-from .receipt_notes import note_decision, note_turn
+from .receipt_notes import JudgedWays, note_decision, note_turn
 from .state import State
 
 BUSY_S = 0.05  # until a turn that found every worker busy looks again
 DOWN_S = 1.0  # the same where every worker is down
 NEXT_BEST = "next_best"  # reason of a turn that a gateway has taken to a worker that was named behind another
 RULED = "ruled"  # of a turn that another picker has placed
+
+
+READBACK = Route.READBACK  # quicker to look up
 
 
 class Chooser:
@@ -67,25 +72,32 @@ class Chooser:
         self._passed_over = passed_over
         self._tokenizer = tokenizer
         self._now = state.now
+        self._sessions, self._beliefs, self._registry = state.sessions, state.beliefs, state.registry
+        self._receipts = state.receipts
+        self._tokens, self._forecasts, self._caches = state.tokens, state.forecasts, state.engine_caches
+        self._admission, self._arrivals, self._rate_limits = state.admission, state.arrivals, state.rate_limits
 
     async def enter(self, request: Request, receipt: Receipt, context: TurnContext) -> Job:
         """Finds the turn's session, charges its key, and waits for a place. PPDError where it gets none.
 
         Each job ends by `ended` or `left`; its permit is the caller's to release.
         """
-        started_s = self._now()
-        counted, now_s = await self._counted(request), self._now()
-        match = self._state.sessions.find(request.prompt, now_s)
+        started_s = now_s = self._now()
+        counted = None
+        if self._tokenizer is not None:
+            counted, now_s = await self._counted(self._tokenizer, request), self._now()
+        match = self._sessions.find(request.prompt, now_s)
         self._learner.began(match, request.model, now_s)
         priority = effective_priority(context.client.priority, request.priority)
         entry, turn = self._turn(request, match, context, counted, priority)
         note_turn(receipt, match, turn, counted)
         self._check_poison(request)
         self._charge(context, turn, now_s)
-        self._state.arrivals.count(now_s, opens=turn.number == 1)
-        self._state.receipts.open(receipt)
+        self._arrivals.count(now_s, opens=turn.number == 1)
+        self._receipts.open(receipt)
         try:
-            permit = await self._state.admission.enter(self._ticket(turn, context, started_s, priority))
+            ticket = self._ticket(turn, context, started_s, priority)
+            permit = self._admission.try_enter(ticket) or await self._admission.wait(ticket)
         except BaseException as exc:
             receipt.waited_s = self._now() - started_s
             self._left(turn, receipt, context, started_s, exc)
@@ -103,8 +115,9 @@ class Chooser:
             self._check_poison(job.request)
             now_s = self._now()
             try:
-                turn = self._with_beliefs(job)
-                decision = self._decide(job, turn, failed, now_s)
+                fleet = self._registry.fleet(job.turn.model)
+                turn = self._with_beliefs(job, fleet, now_s)
+                decision = self._decide(job, turn, fleet, now_s, failed)
             except AllBusy:
                 await job.permit.wait_again(self._now() + BUSY_S, is_moved=failed is not None and failed.is_moved)
             except NoWorkerError as exc:
@@ -121,10 +134,11 @@ class Chooser:
         found, gone = list[WorkerId](), [attempt.decode]
         if job.turn.stored_response:  # by that engine
             return found
-        turn, now_s = self._with_beliefs(job), self._now()
+        now_s, fleet = self._now(), self._registry.fleet(job.turn.model)
+        turn = self._with_beliefs(job, fleet, now_s)
         for _ in range(2 * count):
             try:
-                decision = self._decide(job, turn, None, now_s, without=gone)
+                decision = self._decide(job, turn, fleet, now_s, without=tuple(gone))
             except NoWorkerError:
                 break
             gone.append(decision.decode.id)
@@ -148,7 +162,8 @@ class Chooser:
         return self._placed(job, attempt, to, prefill, RULED)
 
     def _placed(self, job: Job, attempt: Attempt, to: WorkerView, prefill: WorkerView | None, reason: str) -> Attempt:
-        before, turn = attempt.decision, self._with_beliefs(job)
+        before, fleet = attempt.decision, self._registry.fleet(job.turn.model)
+        turn = self._with_beliefs(job, fleet, self._now())
         decision = Decision(
             route=route_alone(to) if prefill is None else Route.SPLIT,
             reason=reason,
@@ -169,7 +184,7 @@ class Chooser:
     def _left(self, turn: Turn, receipt: Receipt, context: TurnContext, started_s: float, exc: BaseException) -> None:
         # A prompt that was sent to a worker is charged, or leaving early would make it free.
         charged, spent = charged_tokens(turn), turn.prompt_tokens if receipt.legs else 0
-        self._state.rate_limits.settle(context.client, charged, spent, self._now())
+        self._rate_limits.settle(context.client, charged, spent, self._now())
         if isinstance(exc, PPDError):
             receipt.status, receipt.error = exc.status, error_name(exc)
             self._learner.failed(receipt, self._now() - started_s)
@@ -181,9 +196,9 @@ class Chooser:
 
     def _charge(self, context: TurnContext, turn: Turn, now_s: float) -> None:
         if context.is_counted:
-            self._state.rate_limits.settle(context.client, 0, charged_tokens(turn), now_s)
+            self._rate_limits.settle(context.client, 0, charged_tokens(turn), now_s)
         else:
-            self._state.rate_limits.take(context.client, charged_tokens(turn), now_s)
+            self._rate_limits.take(context.client, charged_tokens(turn), now_s)
 
     def _check_poison(self, request: Request) -> None:
         """Raises PoisonedPrompt for a prompt that has ended workers."""
@@ -211,7 +226,7 @@ class Chooser:
                 raise exc
             await job.permit.wait_again(times_s[0])
             return
-        fleet, busy = self._state.registry.fleet(job.turn.model), self._state.health.breakers.busy(now_s)
+        fleet, busy = self._registry.fleet(job.turn.model), self._state.health.breakers.busy(now_s)
         spent = set(failed.avoid((), job.receipt.legs, ()))
         answering = [view.id for view in (*fleet.decodes, *fleet.replicas) if view.id in busy]
         error = failed.error(max((busy[worker] - now_s for worker in answering), default=0.0))
@@ -228,30 +243,32 @@ class Chooser:
                 raise error from late
             raise
 
-    def _with_beliefs(self, job: Job) -> Turn:
+    def _with_beliefs(self, job: Job, fleet: Fleet, now_s: float) -> Turn:
         """What workers hold, as it is believed now: the turn may have waited, and a worker may have restarted since."""
-        beliefs, turn = self._state.beliefs, job.turn
-        views, caches = self._state.registry.fleet(turn.model).views, self._state.engine_caches
-        source, last, now_s = job.entry.source, job.entry.last, self._now()
-        observed = None if source is None else caches.observed(source, turn.held_tokens, last, now_s)
-        by_tokens = None
-        if job.counted is not None and job.counted.is_proven:
-            by_tokens = caches.found(job.counted.tokens, turn.model, views, source, last, now_s)
-        held = beliefs.held(views, job.entry, turn.held_tokens, observed, by_tokens)
-        turn = replace(turn, held=held, lost=beliefs.why_lost(job.entry.last))
+        turn, entry, counted, observed = job.turn, job.entry, job.counted, None
+        source, last, held_tokens, by_tokens = entry.source, entry.last, turn.held_tokens, None
+        if source is not None:
+            observed = self._caches.observed(source, held_tokens, last, now_s)
+        if counted is not None and counted.is_proven:
+            by_tokens = self._caches.found(counted.tokens, turn.model, fleet.views, source, last, now_s)
+        held = self._beliefs.held(fleet.views, entry, held_tokens, observed, by_tokens)
+        turn = replace(turn, held=held, lost=self._beliefs.why_lost(last))
         if not self._state.handles.kept:  # nearly always
             return turn
-        return with_readable(self._state, turn, job.match, job.request, job.counted)
+        return with_readable(self._state, turn, job.match, job.request, counted)
 
     def _decide(
-        self, job: Job, turn: Turn, failed: FailedAttempts | None, now_s: float, without: Sequence[WorkerId] = ()
+        self,
+        job: Job,
+        turn: Turn,
+        fleet: Fleet,
+        now_s: float,
+        failed: FailedAttempts | None = None,
+        without: Excluded = (),
     ) -> Decision:
-        rules = self.rules
+        rules, avoid = self.rules, without
         counts_turns = rules.scored is not None and rules.scored.table.axes.qps_counts == "turns"
-        arrivals = self._state.arrivals
-        qps = (arrivals.turns if counts_turns else arrivals.conversations).rate_rps(now_s)
-        fleet = self._state.registry.fleet(turn.model)
-        avoid: Excluded = tuple(without)
+        qps = (self._arrivals.turns if counts_turns else self._arrivals.conversations).rate_rps(now_s)
         if failed is not None:
             if failed.is_lent:
                 rules = replace(rules, moves_kv=False)
@@ -263,38 +280,33 @@ class Chooser:
         return decide(turn, fleet, rules, qps=qps, now_s=now_s, avoid=avoid, blocked=blocked)
 
     def _attempt(self, job: Job, turn: Turn, decision: Decision, now_s: float) -> Attempt:
-        note_decision(job.receipt, turn, decision, self.rules)
-        if (schedule := self.rules.schedule) is not None:
+        request, receipt, context, entry, rules = job.request, job.receipt, job.context, job.entry, self.rules
+        if decision.candidates or receipt.route:  # else no ways were judged, now or before
+            self._receipts.judged(receipt, JudgedWays.of(turn, decision) if decision.candidates else None)
+        note_decision(receipt, turn, decision, rules)
+        if (schedule := rules.schedule) is not None:
             schedule.memory.sent(turn, filter(None, (decision.prefill, decision.decode)))
-        laws = self._state.laws
         decode, prefill = decision.decode.id, None if decision.prefill is None else decision.prefill.id
-        prompt = job.receipt.estimated_prompt_tokens
-        beliefs = self._state.beliefs
-        caches = TurnCaches(decode, None if decision.route is Route.READBACK else prefill)
-        estimates = decision.estimates(turn, shows_first_token=job.request.stream)
+        source = None if decision.source is None else decision.source.id
+        caches = TurnCaches(decode, None if decision.route is READBACK else prefill)
+        estimates = decision.estimates(turn, shows_first_token=request.stream)
         return Attempt(
-            request=named_afresh(job.request, job.context.client) if job.receipt.legs else job.request,
+            request=named_afresh(request, context.client) if receipt.legs else request,
             decision=decision,
             decode=decode,
-            receipt=job.receipt,
-            client=job.context.client,
-            booking=LegBooking(
-                self._state.registry,
-                decode,
-                prefill,
-                estimates,
-                None if decision.source is None else decision.source.id,
-            ),
-            touches=TurnTouches(beliefs, job.entry, turn.held, prompt, caches),
+            receipt=receipt,
+            client=context.client,
+            booking=LegBooking(self._registry, decode, prefill, estimates, source),
+            touches=TurnTouches(self._beliefs, entry, turn.held, receipt.estimated_prompt_tokens, caches),
             charged_tokens=charged_tokens(job.turn),
-            headers=job.context.headers,
+            headers=context.headers,
             started_s=job.started_s,
             asked_s=now_s,
-            history=job.entry.history,
+            history=entry.history,
             count=None if job.counted is None else job.counted.check,
-            held_units=held_units(job, turn, prefill or decode) if job.request.media else 0,
+            held_units=held_units(job, turn, prefill or decode) if request.media else 0,
             # Of an answer that is not streamed no time is measured.
-            foreseen=foresee(decision, turn, laws, self.rules.scored) if job.request.stream else None,
+            foreseen=foresee(decision, turn, self._state.laws, rules.scored) if request.stream else None,
         )
 
     def _ticket(self, turn: Turn, context: TurnContext, now_s: float, priority: int) -> Ticket:
@@ -308,13 +320,13 @@ class Chooser:
             deadline_s=now_s + context.patience_s,
             needs=(model, is_response and self.rules.prefills_answer),  # else all of a model fit alike
             fits=lambda: has_room(
-                self._state.registry.fleet(model), self.rules, self._passed_over(self._now()), is_response=is_response
+                self._registry.fleet(model), self.rules, self._passed_over(self._now()), is_response=is_response
             ),
         )
 
-    async def _counted(self, request: Request) -> CountedPrompt | None:
-        """The prompt in tokens, if a tokenizer knows them soon."""
-        tokens = None if self._tokenizer is None else await self._tokenizer.tokens(request)
+    async def _counted(self, tokenizer: PromptTokenizer, request: Request) -> CountedPrompt | None:
+        """The prompt in tokens, if it knows them soon."""
+        tokens = await tokenizer.tokens(request)
         if tokens is None:
             return None
         return self._state.count_checks.of(tokens, form_of(request.prompt.model, request.endpoint, request.fields))
@@ -327,24 +339,21 @@ class Chooser:
         counted: CountedPrompt | None,
         priority: int,
     ) -> tuple[PromptEntry, Turn]:
-        tokens, prompt = self._state.tokens, request.prompt
-        prompt_tokens = match.held_tokens + tokens.estimate(request.model, match.added)
+        tokens, prompt, model, cap = self._tokens, request.prompt, request.model, request.max_output_tokens
+        rules, client, held_tokens, mean_output = self.rules, context.client, match.held_tokens, match.output_tokens
+        prompt_tokens = held_tokens + tokens.estimate(model, match.added)
         if counted is not None and counted.is_proven:
             prompt_tokens = counted.tokens.count
         marks, points = marks_of_prompt(prompt, prompt_tokens), points_of_prompt(prompt, prompt_tokens)
-        rules, client = self.rules, context.client
-        entry = PromptEntry(match.history, match.source, marks, match.decode, points, match.held_tokens)
-        forecast = self._state.forecasts.output(
-            request.model, match.output_tokens, match.turn, request.max_output_tokens
-        )
+        entry = PromptEntry(match.history, match.source, marks, match.decode, points, held_tokens)
         turn = Turn(
-            model=request.model,
+            model=model,
             session_id=match.session_id,
             number=match.turn,
             prompt_tokens=prompt_tokens,
-            held_tokens=min(match.held_tokens, prompt_tokens),
-            output_tokens=tokens.expected_output(request.model, match.output_tokens, request.max_output_tokens),
-            output_p90_tokens=forecast.p90,
+            held_tokens=held_tokens if held_tokens < prompt_tokens else prompt_tokens,
+            output_tokens=tokens.expected_output(model, mean_output, cap),
+            output_p90_tokens=self._forecasts.output(model, mean_output, match.turn, cap).p90,
             decode=None if match.decode is None else match.decode.worker,
             affinity=match.affinity,
             single_engine=request.single_engine,
@@ -352,14 +361,14 @@ class Chooser:
             stored_response=prompt.previous_response_id is not None,
             forced=context.forced,
             slo=rules.targets.of(priority, client.slo, context.slo),
-            weights=rules.weighing.of(request.model, client.weights),
-            blocks=_blocks(request, rules),
+            weights=rules.weighing.of(model, client.weights),
+            blocks=NO_BLOCKS if rules.schedule is None else _blocks(prompt.chain, rules.schedule),
         )
         return entry, turn
 
 
-def _blocks(request: Request, rules: Rules) -> PromptBlocks:
-    rule, chain = None if rules.schedule is None else rules.schedule.memory.rule, request.prompt.chain
+def _blocks(chain: Chain, schedule: Schedule) -> PromptBlocks:
+    rule = schedule.memory.rule
     return NO_BLOCKS if rule is None else blocks_of(chain.keys, chain.ends, chain.size, rule)
 
 

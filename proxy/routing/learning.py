@@ -12,7 +12,7 @@ from ..runtime.tasks import Drain, draining
 from ..sessions.prefix_chain import PrefixEnd
 from ..sessions.table import SessionMatch, TurnOutcome
 from ..telemetry.metrics import Metrics
-from ..telemetry.receipts import Receipt
+from ..telemetry.receipts import Receipt, ReceiptLog
 from .attempt import Attempt, OpenAnswer
 from .foresight import came_to
 from .reading_back import keep
@@ -20,6 +20,8 @@ from .receipt_notes import note_errors
 from .state import State
 
 log = logging.getLogger(__name__)
+
+LOCAL, READBACK = Route.LOCAL, Route.READBACK  # quicker to look up
 
 # A LOCAL turn that found less than this share of what was believed resident is a residency miss. The engine caches
 # whole blocks, so the last few tokens never count, but rounding does not lose half of a prefix.
@@ -59,13 +61,15 @@ class ReceiptEnds:
     def _close(self, receipt: Receipt, outcome: str, ended_s: float) -> None:
         receipt.outcome, receipt.ended_s = outcome, ended_s
         for leg in receipt.legs:  # the one that has just ended is closed after this
-            leg.ended_s = ended_s if leg.ended_s is None else leg.ended_s
-        self._metrics.turns.add(receipt.route or "none", receipt.reason or "none")
-        self._metrics.outcomes.add(receipt.route or "none", outcome)
-        for decision in () if receipt.encoder is None else receipt.encoder.decisions:
-            self._metrics.encoder_items.labels(decision).inc()
-        tokens = receipt.prompt_tokens or 0, receipt.completion_tokens or 0
-        self._metrics.by_key.turn(receipt.client, outcome, *tokens)
+            if leg.ended_s is None:
+                leg.ended_s = ended_s
+        self._metrics.turns.add(receipt.route, receipt.reason, outcome)
+        if receipt.encoder is not None:
+            for decision in receipt.encoder.decisions:
+                self._metrics.encoder_items.labels(decision).inc()
+        if receipt.client:  # else no key is required
+            tokens = receipt.prompt_tokens or 0, receipt.completion_tokens or 0
+            self._metrics.by_key.turn(receipt.client, outcome, *tokens)
         if self._log is not None:
             self._log(receipt)
 
@@ -88,8 +92,10 @@ class ReceiptEnds:
 class Learner(ReceiptEnds):
     """Closes receipts. Only a completed turn changes its session."""
 
-    def __init__(self, state: State, drain: Drain, log: Callable[[Receipt], None] | None) -> None:
-        super().__init__(state.metrics, drain, log)
+    def __init__(self, state: State, drain: Drain, log: ReceiptLog | None) -> None:
+        super().__init__(
+            state.metrics, drain, None if log is None else lambda one: log.write(state.receipts.written(one))
+        )
         self._state = state
         self._sessions = state.sessions
         self._tokens = state.tokens
@@ -174,46 +180,43 @@ class Learner(ReceiptEnds):
             self._laws.learn(times, now_s)
 
     def _note_usage(self, match: SessionMatch, attempt: Attempt, opened: OpenAnswer, now_s: float) -> None:
-        request, decision, receipt = attempt.request, attempt.decision, attempt.receipt
-        summary = opened.observer.summary
+        request, decision, receipt, reply = attempt.request, attempt.decision, attempt.receipt, opened.reply
+        summary, handoff, route = opened.observer.summary, attempt.handoff, decision.route
         prompt, completion = summary.prompt_tokens or 0, summary.completion_tokens or 0
         # After a handoff D counts all KV that it pulled as cached; P's answer has the true count.
-        cached = attempt.handoff.cached_tokens if attempt.handoff else summary.cached_tokens
+        cached = summary.cached_tokens if handoff is None else handoff.cached_tokens
         receipt.prompt_tokens, receipt.completion_tokens, receipt.cached_tokens = prompt, completion, cached
         # A worker that reports no usage leaves the estimate charged.
         self._rate_limits.settle(attempt.client, attempt.charged_tokens, prompt + completion, now_s)
-        self._metrics.prompt_tokens.add(decision.route, by=prompt)
-        self._metrics.cached_tokens.add(decision.route, by=cached or 0)
-        self._metrics.completion_tokens.add(decision.route, by=completion)
-        if decision.route is Route.LOCAL and cached is not None and cached < decision.cached_tokens * MISS_SHARE:
+        self._metrics.tokens.add(route, prompt, cached or 0, completion)
+        held_tokens, calls_tool = decision.cached_tokens, reply.calls_tool
+        if route is LOCAL and cached is not None and cached < held_tokens * MISS_SHARE:
             self._metrics.residency_misses.inc()
         # What an unknown stored response adds to the prompt has tokens, but no bytes here.
         is_whole = match.source is not None or request.prompt.previous_response_id is None
         self._tokens.learn(request.model, match.added if is_whole else {}, prompt - match.held_tokens, completion)
         if request.choices == 1:
-            called = opened.reply.calls_tool
-            self._forecasts.learn(
-                AnswerEnded(request.model, match.turn, completion, match.output_tokens, called, now_s)
-            )
+            habit = AnswerEnded(request.model, match.turn, completion, match.output_tokens, calls_tool, now_s)
+            self._forecasts.learn(habit)
         if attempt.count is not None:
             self._count_checks.learn(attempt.count, prompt)
+        prefill, residency = decision.prefill, self._beliefs.residency
+        is_read_back = route is READBACK  # P then holds the prompt under a name that nobody asks for
         is_on_decode = not attempt.is_finished_on_prefill
         if is_on_decode:
             self._learn_template(attempt, prompt, cached)
-        is_read_back = decision.route is Route.READBACK  # P then holds the prompt under a name that nobody asks for
         attempt.touches.answered(None if is_read_back else cached)
-        residency = self._beliefs.residency
         outcome = TurnOutcome(
             prompt_tokens=prompt,
             completion_tokens=completion,
-            cached_tokens=cached if attempt.handoff is None and decision.cached_tokens and is_on_decode else None,
-            reply_key=opened.reply.key(),
+            cached_tokens=cached if handoff is None and held_tokens and is_on_decode else None,
+            reply_key=reply.key(),
             response_id=summary.response_id,
-            reasoned=opened.reply.reasoned,
-            reply_alone=opened.reply.alone(),
-            calls_tool=opened.reply.calls_tool,
+            reasoned=reply.reasoned,
+            reply_alone=reply.alone(),
+            calls_tool=calls_tool,
             decode=residency(attempt.decode, prompt + completion) if is_on_decode else None,
-            prefill=residency(decision.prefill.id, prompt) if decision.prefill and not is_read_back else None,
+            prefill=None if prefill is None or is_read_back else residency(prefill.id, prompt),
         )
         self._sessions.finish(match, request.prompt, outcome, now_s)
         if summary.handle is not None or self._state.handles.kept:
@@ -225,19 +228,19 @@ class Learner(ReceiptEnds):
         computed = prompt - (prompt if receipt.cached_tokens is None else receipt.cached_tokens)
         stored = self._engine_caches.stored
         if prefill is not None:
-            if attempt.decision.route is not Route.READBACK:
+            if attempt.decision.route is not READBACK:
                 stored(prefill.id, attempt.history, prompt, computed, now_s)
             computed = 0  # D does not say how much of a handoff it had
         stored(decode.id, attempt.history, prompt + completion, computed + completion, now_s)
 
     def _learn_template(self, attempt: Attempt, prompt: int, cached: int | None) -> None:
-        model = self._registry.family(attempt.request.model)
-        prefill = attempt.decision.prefill
-        worker, chain = attempt.decode if prefill is None else prefill.id, attempt.request.prompt.chain
+        request, worker, prefill = attempt.request, attempt.decode, attempt.decision.prefill
         if prefill is not None:
-            self._templates.computed(attempt.decode, prompt)
-        if attempt.decision.route is Route.READBACK:  # what P found was not its own
+            self._templates.computed(worker, prompt)
+            worker = prefill.id
+        if attempt.decision.route is READBACK:  # what P found was not its own
             return
-        if self._templates.learn(model, worker, chain, prompt, cached):
+        model = self._registry.family(request.model)
+        if self._templates.learn(model, worker, request.prompt.chain, prompt, cached):
             first = "tools" if self._templates.known.of(model).tools_first else "the system's text"
             log.info("model %s: its template renders %s first, by what workers have found cached", model, first)

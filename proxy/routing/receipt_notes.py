@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import floor, inf, isfinite, log10
 
 import msgspec
 
+from ..beliefs.held import Held
 from ..laws.prediction import Prediction
 from ..policy import Decision, Rules, Turn
 from ..policy.decision import Candidate
@@ -18,15 +19,15 @@ from ..tokenizer.count_checks import CountedPrompt
 def decision_headers(receipt: Receipt) -> dict[str, str]:
     """The response headers that explain a turn. Workers by name: clients never see addresses."""
     headers = {"X-Request-Id": receipt.id}
-    if receipt.route:
-        headers["X-PPD-Route"] = receipt.route
+    if route := receipt.route:
+        headers["X-PPD-Route"] = route
         headers["X-PPD-Reason"] = receipt.reason
-    if receipt.decode:
-        headers["X-PPD-Decode"] = receipt.decode
-    if receipt.prefill:
-        headers["X-PPD-Prefill"] = receipt.prefill
-    if receipt.cell is not None:
-        headers["X-PPD-Evidence"] = receipt.cell.evidence
+    if decode := receipt.decode:
+        headers["X-PPD-Decode"] = decode
+    if prefill := receipt.prefill:
+        headers["X-PPD-Prefill"] = prefill
+    if (cell := receipt.cell) is not None:
+        headers["X-PPD-Evidence"] = cell.evidence
     return headers
 
 
@@ -41,21 +42,21 @@ def note_turn(receipt: Receipt, match: SessionMatch, turn: Turn, counted: Counte
 
 
 def note_decision(receipt: Receipt, turn: Turn, decision: Decision, rules: Rules) -> None:
+    held, prefill, prediction = decision.held, decision.prefill, decision.prediction
+    held_tokens = 0 if held is None else held.tokens
     receipt.mode, receipt.order = rules.mode, decision.order
     receipt.route, receipt.reason, receipt.wanted = decision.route, decision.reason, decision.wanted
     receipt.vetoes = list(decision.vetoes)
-    receipt.decode = decision.decode.name
-    receipt.prefill = decision.prefill.name if decision.prefill else ""
+    receipt.decode, receipt.prefill = decision.decode.name, "" if prefill is None else prefill.name
     receipt.qps = round(decision.qps, 3)
-    receipt.estimated_cached_tokens = decision.cached_tokens
-    receipt.cached_evidence = "" if decision.held is None else decision.held.evidence
-    receipt.estimated_new_tokens = max(1, turn.prompt_tokens - decision.cached_tokens)
-    receipt.candidates = _candidates(turn, decision) if decision.candidates else None
+    receipt.estimated_cached_tokens, receipt.cached_evidence = held_tokens, "" if held is None else held.evidence
+    receipt.estimated_new_tokens = max(1, turn.prompt_tokens - held_tokens)
     receipt.predicted_ttft_s = receipt.predicted_tpot_s = None
-    if decision.prediction is not None:
-        receipt.predicted_ttft_s = _rounded(decision.prediction.ttft_s)
-        receipt.predicted_tpot_s = _rounded(decision.prediction.tpot_s)
-    receipt.laws = "" if rules.laws is None or decision.prediction is None else rules.laws.version
+    receipt.laws = ""
+    if prediction is not None:
+        receipt.predicted_ttft_s, receipt.predicted_tpot_s = _rounded(prediction.ttft_s), _rounded(prediction.tpot_s)
+        if rules.laws is not None:
+            receipt.laws = rules.laws.version
     verdict, scored = decision.verdict, rules.scored
     if verdict is not None and scored is not None:
         receipt.cell = CellRecord(
@@ -90,23 +91,98 @@ DIGITS, FEWER_DIGITS = 4, 3
 MOST_DECIMALS = 6
 
 
-def _candidates(turn: Turn, decision: Decision) -> CandidatesRecord:
-    """As many as there is room for: with terms that are long, in fewer digits; then fewer ways."""
-    ways = list(decision.candidates[:CANDIDATES])
-    chosen = next((number for number, way in enumerate(decision.candidates) if _is_chosen(way, decision)), None)
-    if chosen is not None and chosen >= len(ways):
-        ways[-1], chosen = decision.candidates[chosen], len(ways) - 1
-    record = _columns(turn, ways, chosen, DIGITS)
-    while len(_encode(record)) > ROOM_BYTES:
-        record = _columns(turn, ways, chosen, FEWER_DIGITS)
-        if len(ways) == 1 or len(_encode(record)) <= ROOM_BYTES:
-            break
-        del ways[-2 if chosen == len(ways) - 1 else -1]
-        chosen = chosen if chosen is None else min(chosen, len(ways) - 1)
-    return record
+class JudgedWay(msgspec.Struct, frozen=True, gc=False):
+    """A `Candidate`, as a receipt knows it: workers by name, so that none is kept for it."""
+
+    route: str
+    decode: str
+    prefill: str
+    source: str
+    fetched_tokens: int
+    prediction: Prediction | None
+    terms: Mapping[str, float]
+    excluded: str
+
+
+class JudgedWays(msgspec.Struct, frozen=True, gc=False):
+    """The best ones, and the one that was chosen: what a receipt says of them is made once somebody reads it."""
+
+    ways: tuple[JudgedWay, ...]
+    chosen: int | None  # which of them; None: another
+    held: Mapping[str, Held]  # of the prompt, by the names of their workers
+
+    @classmethod
+    def of(cls, turn: Turn, decision: Decision) -> JudgedWays:
+        judged = decision.candidates
+        ways = list(judged[:CANDIDATES])
+        chosen = next((number for number, way in enumerate(judged) if _is_chosen(way, decision)), None)
+        if chosen is not None and chosen >= len(ways):
+            ways[-1], chosen = judged[chosen], len(ways) - 1
+        held = {
+            view.name: turn.held[view.id]
+            for way in (ways if turn.held else ())
+            for view in (way.decode, way.prefill, way.source)
+            if view is not None and view.id in turn.held
+        }
+        return cls(tuple([_named(way) for way in ways]), chosen, held)
+
+    def record(self) -> CandidatesRecord:
+        """As many as there is room for: with terms that are long, in fewer digits; then fewer ways."""
+        ways, chosen = list(self.ways), self.chosen
+        record = self._columns(ways, chosen, DIGITS)
+        while len(_encode(record)) > ROOM_BYTES:
+            record = self._columns(ways, chosen, FEWER_DIGITS)
+            if len(ways) == 1 or len(_encode(record)) <= ROOM_BYTES:
+                break
+            del ways[-2 if chosen == len(ways) - 1 else -1]
+            chosen = chosen if chosen is None else min(chosen, len(ways) - 1)
+        return record
+
+    def _columns(self, ways: Sequence[JudgedWay], chosen: int | None, digits: int) -> CandidatesRecord:
+        record = CandidatesRecord(
+            route=[way.route for way in ways],
+            decode=[way.decode for way in ways],
+            terms=_terms(ways, digits),
+            chosen=chosen,
+            held=self._held_by(ways),
+        )
+        predictions = [way.prediction for way in ways]
+        if any(predictions):
+            record.ttft_s = [None if one is None else _rounded(one.ttft_s) for one in predictions]
+            record.tpot_s = [None if one is None else _rounded(one.tpot_s) for one in predictions]
+        if any(way.prefill for way in ways):
+            record.prefill = [way.prefill for way in ways]
+        if any(way.source for way in ways):
+            record.source = [way.source for way in ways]
+            record.fetched_tokens = [way.fetched_tokens for way in ways]
+        if any(way.excluded for way in ways):
+            record.excluded = [way.excluded for way in ways]
+        return record
+
+    def _held_by(self, ways: Sequence[JudgedWay]) -> dict[str, dict[str, int]]:
+        found = dict[str, dict[str, int]]()
+        for name in dict.fromkeys(name for way in ways for name in (way.decode, way.prefill, way.source)):
+            held = self.held.get(name)
+            if held is not None and held.tokens:
+                found.setdefault(held.evidence, {})[name] = held.tokens
+        return found
 
 
 _encode = msgspec.json.Encoder().encode
+
+
+def _named(way: Candidate) -> JudgedWay:
+    prefill, source = way.prefill, way.source
+    return JudgedWay(
+        way.route,
+        way.decode.name,
+        "" if prefill is None else prefill.name,
+        "" if source is None else source.name,
+        way.fetched_tokens,
+        way.prediction,
+        way.terms,
+        way.excluded,
+    )
 
 
 def _is_chosen(way: Candidate, decision: Decision) -> bool:
@@ -118,29 +194,7 @@ def _is_chosen(way: Candidate, decision: Decision) -> bool:
     )
 
 
-def _columns(turn: Turn, ways: Sequence[Candidate], chosen: int | None, digits: int) -> CandidatesRecord:
-    record = CandidatesRecord(
-        route=[way.route for way in ways],
-        decode=[way.decode.name for way in ways],
-        terms=_terms(ways, digits),
-        chosen=chosen,
-        held=_held(turn, ways),
-    )
-    predictions = [way.prediction for way in ways]
-    if any(predictions):
-        record.ttft_s = [None if one is None else _rounded(one.ttft_s) for one in predictions]
-        record.tpot_s = [None if one is None else _rounded(one.tpot_s) for one in predictions]
-    if any(way.prefill for way in ways):
-        record.prefill = ["" if way.prefill is None else way.prefill.name for way in ways]
-    if any(way.source for way in ways):
-        record.source = ["" if way.source is None else way.source.name for way in ways]
-        record.fetched_tokens = [way.fetched_tokens for way in ways]
-    if any(way.excluded for way in ways):
-        record.excluded = [way.excluded for way in ways]
-    return record
-
-
-def _terms(ways: Sequence[Candidate], digits: int) -> dict[str, list[float | None]]:
+def _terms(ways: Sequence[JudgedWay], digits: int) -> dict[str, list[float | None]]:
     """A way's terms are rounded alike, so that their sum is the score to so many digits. Terms of 0 are left out."""
     columns: dict[str, list[float | None]] = {}
     for number, way in enumerate(ways):
@@ -164,16 +218,6 @@ def _decimals(value: float, digits: int = DIGITS) -> int:
 
 def _rounded(value: float) -> float | None:
     return round(value, _decimals(abs(value))) if isfinite(value) else None
-
-
-def _held(turn: Turn, ways: Sequence[Candidate]) -> dict[str, dict[str, int]]:
-    found = dict[str, dict[str, int]]()
-    workers = {view.id: view for way in ways for view in (way.decode, way.prefill, way.source) if view is not None}
-    for view in workers.values():
-        held = turn.held.get(view.id)
-        if held is not None and held.tokens:
-            found.setdefault(held.evidence, {})[view.name] = held.tokens
-    return found
 
 
 def note_errors(receipt: Receipt, predicted: Prediction, ttft_s: float) -> None:

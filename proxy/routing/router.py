@@ -59,25 +59,32 @@ class Router:
             raise
         attempt.permit = job.permit
         job.permit.settle()
-        headers = {**opened.headers, **decision_headers(receipt)}
+        headers = decision_headers(receipt)
+        if opened.headers:
+            headers = {**opened.headers, **headers}
+        first = opened.first
         if opened.relay is not None:
-            return TurnReply(
-                opened.content_type, headers, Streaming(self._state, self._learner, job.match, attempt, opened)
-            )
-        complete(self._state, self._learner, job.match, attempt, opened)
-        attempt.close()
-        whole = opened.first if isinstance(opened.first, bytes) else LargeBody(opened.first)
-        return TurnReply(opened.content_type, headers, whole)
+            body: bytes | StreamedBody = Streaming(self._state, self._learner, job.match, attempt, opened)
+        else:
+            complete(self._state, self._learner, job.match, attempt, opened)
+            attempt.close()
+            body = first if isinstance(first, bytes) else LargeBody(first)
+        return TurnReply(opened.content_type, headers, body)
 
     async def _first_success(self, job: Job) -> tuple[Attempt, OpenAnswer]:
         """Attempts until one succeeds, each without the workers that failed before."""
         failed: FailedAttempts | None = None
+        state, health = self._state, self._state.health
         while True:
             attempt = await self._chooser.choose(job, failed)
             decision = attempt.decision
             try:
-                self._state.health.asked(decision)
-                opened = await self._opened(attempt)
+                health.asked(decision)
+                try:
+                    opened = await self._dispatcher.open(attempt)
+                except LegError as exc:
+                    await self._examine(attempt, exc)
+                    raise
             except LegError as exc:
                 row = self._give_up(attempt, exc)
                 failed = failed or FailedAttempts(self._attempts)
@@ -87,25 +94,22 @@ class Router:
                 if not may:
                     raise failed.error() from None
             except BaseException:
-                self._state.health.left(decision)
+                health.left(decision)
                 raise
             else:
                 if attempt.is_finished_on_prefill:
-                    self._state.health.ended_on_prefill(decision)
+                    health.ended_on_prefill(decision)
                 else:
-                    self._state.health.began(attempt.decision)
-                if poisoned := self._state.poisoned:
+                    health.began(decision)
+                if poisoned := state.poisoned:
                     poisoned.answered(job.request.prompt.chain.end())
                 return attempt, opened
 
-    async def _opened(self, attempt: Attempt) -> OpenAnswer:
-        try:
-            return await self._dispatcher.open(attempt)
-        except LegError as exc:
-            record = attempt.failed(exc)
-            found = await self._dispatcher.examine(exc, blamed_view(record.kind, attempt.decision).worker)
-            if found is exc:
-                raise
+    async def _examine(self, attempt: Attempt, exc: LegError) -> None:
+        """Raises another failure where the worker turns out to be dead."""
+        record = attempt.failed(exc)
+        found = await self._dispatcher.examine(exc, blamed_view(record.kind, attempt.decision).worker)
+        if found is not exc:
             record.fail(found)
             raise found from exc
 

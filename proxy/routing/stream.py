@@ -112,9 +112,13 @@ class Streaming:
 
     def feed(self, data: bytes) -> bytes:
         """The client's bytes for this piece. Learns from it first: the client may send its next turn at once."""
-        if self._first_token_s is not None and self._relay.passes(data):
+        relay = self._relay
+        if self._first_token_s is None:
+            out = relay.feed(data)
+        elif relay.passes(data):
             return data  # nearly every piece is one event of text
-        out = self._relay.feed(data)
+        else:
+            out = relay.edited(data)
         self._note()
         return out
 

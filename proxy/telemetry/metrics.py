@@ -24,6 +24,9 @@ WORKERS_SHOWN = 100
 ERROR_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
 TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.15, 0.3, 1.0)
 
+Counts = Iterable[tuple[tuple[str, ...], int]]
+"""By the values of a metric's labels."""
+
 
 class TurnCounter(Collector):
     """A counter for the path of every turn. The library's own locks for threads, which there are none of."""
@@ -45,6 +48,64 @@ class TurnCounter(Collector):
         yield family
 
 
+class TurnSum(Collector):
+    """A counter that is added up when it is read, of what several have counted in one step."""
+
+    def __init__(
+        self, registry: CollectorRegistry, counts: Callable[[], Counts], name: str, text: str, *labels: str
+    ) -> None:
+        self._counts = counts
+        self._about = (name, text, None, labels)
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(*self._about)
+        for values, count in self._counts():
+            family.add_metric(values, count)
+        yield family
+
+
+class TurnEnds:
+    """How turns ended: two metrics."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._turns = defaultdict[tuple[str, str, str], int](int)
+        TurnSum(registry, lambda: self._by(0, 1), "ppd_turns", "Turns by route and reason", "route", "reason")
+        TurnSum(registry, lambda: self._by(0, 2), "ppd_turn_outcomes", "How turns ended", "route", "outcome")
+
+    def add(self, route: str, reason: str, outcome: str) -> None:
+        """route, reason: empty where nothing was decided."""
+        self._turns[route, reason, outcome] += 1
+
+    def _by(self, *places: int) -> Counts:
+        sums: dict[tuple[str, ...], int] = {}
+        for labels, count in self._turns.items():
+            values = tuple([labels[place] or "none" for place in places])
+            sums[values] = sums.get(values, 0) + count
+        return sums.items()
+
+
+class TurnTokens:
+    """Tokens of turns, by route: three metrics."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._rows = defaultdict[str, list[int]](lambda: [0, 0, 0])
+        TurnSum(registry, lambda: self._of(0), "ppd_prompt_tokens", "Prompt tokens as engines counted them", "route")
+        TurnSum(
+            registry, lambda: self._of(1), "ppd_cached_tokens", "Prompt tokens found in the worker's cache", "route"
+        )
+        TurnSum(registry, lambda: self._of(2), "ppd_completion_tokens", "Generated tokens", "route")
+
+    def add(self, route: str, prompt: int, cached: int, completion: int) -> None:
+        row = self._rows[route]
+        row[0] += prompt
+        row[1] += cached
+        row[2] += completion
+
+    def _of(self, place: int) -> Counts:
+        return [((route,), row[place]) for route, row in self._rows.items()]
+
+
 class KeyCounters:
     """What clients did, by the names of their keys. The first KEYS_SHOWN names are told apart, the rest is `other`."""
 
@@ -54,9 +115,6 @@ class KeyCounters:
         self._shown: set[str] = set()
 
     def turn(self, key: str, outcome: str, prompt_tokens: int, completion_tokens: int) -> None:
-        """key: empty where no key is required, which counts nothing."""
-        if not key:
-            return
         name = self._label(key)
         self._turns.add(name, outcome)
         self._tokens.add(name, "prompt", by=prompt_tokens)
@@ -78,21 +136,21 @@ class TurnHistogram(Collector):
     ) -> None:
         self._about = (name, text, None, None, labels)
         self._bounds = bounds
-        self._counts = defaultdict[tuple[str, ...], list[int]](lambda: [0] * (len(bounds) + 1))
-        self._sums = defaultdict[tuple[str, ...], float](float)
+        # By labels, how many amounts there are between any two bounds; and behind these counts the sum of all.
+        self._rows = defaultdict[tuple[str, ...], list[float]](lambda: [0.0] * (len(bounds) + 2))
         registry.register(self)
 
     def observe(self, amount: float, *values: str) -> None:
         """values: one for each label, in their order."""
-        self._counts[values][bisect_left(self._bounds, amount)] += 1
-        self._sums[values] += amount
+        row = self._rows[values]
+        row[bisect_left(self._bounds, amount)] += 1
+        row[-1] += amount
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(*self._about)
         names = [*(repr(bound) for bound in self._bounds), "+Inf"]
-        for values, counts in self._counts.items():
-            buckets = list(zip(names, accumulate(counts), strict=True))
-            family.add_metric(values, buckets, self._sums[values])
+        for values, (*counts, total) in self._rows.items():
+            family.add_metric(values, list(zip(names, accumulate(counts), strict=True)), total)
         yield family
 
 
@@ -130,8 +188,7 @@ class Metrics:
         def times(name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
             return Histogram(name, text, buckets=bounds, registry=self.registry)
 
-        self.turns = counts("ppd_turns", "Turns by route and reason", "route", "reason")
-        self.outcomes = counts("ppd_turn_outcomes", "How turns ended", "route", "outcome")
+        self.turns = TurnEnds(self.registry)
         self.failures = counter("ppd_leg_failures", "Legs that failed, at what, and why", "leg", "phase", "cause")
         self.retries = counter("ppd_retries", "Requests to be tried again, by how that was paid", "result")
         self.abandoned = counter("ppd_handovers_abandoned", "Hand-overs whose client left", "fate")
@@ -147,9 +204,7 @@ class Metrics:
         self.prediction_errors = PredictionErrors(
             spread("ppd_prediction_error", about, ERROR_BUCKETS, "route", "worker", "figure")
         )
-        self.prompt_tokens = counts("ppd_prompt_tokens", "Prompt tokens as engines counted them", "route")
-        self.cached_tokens = counts("ppd_cached_tokens", "Prompt tokens found in the worker's cache", "route")
-        self.completion_tokens = counts("ppd_completion_tokens", "Generated tokens", "route")
+        self.tokens = TurnTokens(self.registry)
         self.by_key = KeyCounters(
             counts("ppd_key_turns", "Turns by the name of the client's key", "key", "outcome"),
             counts("ppd_key_tokens", "Tokens by the name of the client's key", "key", "kind"),

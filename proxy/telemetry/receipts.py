@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import secrets
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import msgspec
 
@@ -188,25 +188,63 @@ class Receipt(msgspec.Struct, kw_only=True):
         self.encoder = record or before
 
 
+class UnwrittenWays(Protocol):
+    """The ways to serve a turn, as they were judged."""
+
+    def record(self) -> CandidatesRecord: ...
+
+
 class Receipts:
-    """The newest `kept` receipts, by request id."""
+    """The newest `kept` receipts, by request id.
+
+    What is said of the ways that were judged takes as long to write as a tenth of a turn. So it is written only once a
+    receipt is read.
+    """
 
     def __init__(self, kept: int) -> None:
         self._kept = kept
         self._by_id: OrderedDict[str, Receipt] = OrderedDict()
+        self._unwritten: dict[str, UnwrittenWays] = {}
 
     def open(self, receipt: Receipt) -> None:
-        self._by_id[receipt.id] = receipt
-        self._by_id.move_to_end(receipt.id)
-        while len(self._by_id) > self._kept:
-            self._by_id.popitem(last=False)
+        by_id = self._by_id
+        if (before := by_id.get(receipt.id)) is not None:
+            self._close(before)
+        by_id[receipt.id] = receipt
+        by_id.move_to_end(receipt.id)
+        while len(by_id) > self._kept:
+            self._close(by_id.popitem(last=False)[1])
+
+    def judged(self, receipt: Receipt, ways: UnwrittenWays | None) -> None:
+        """Of its newest decision; None: the mode judges none."""
+        if self._by_id.get(receipt.id) is not receipt:  # it is not kept
+            receipt.candidates = None if ways is None else ways.record()
+            return
+        receipt.candidates = None
+        if ways is None:
+            self._unwritten.pop(receipt.id, None)
+        else:
+            self._unwritten[receipt.id] = ways
+
+    def written(self, receipt: Receipt) -> Receipt:
+        """To be asked before it is read."""
+        if self._by_id.get(receipt.id) is receipt and (ways := self._unwritten.pop(receipt.id, None)) is not None:
+            receipt.candidates = ways.record()
+        return receipt
 
     def find(self, request_id: str) -> Receipt | None:
-        return self._by_id.get(request_id)
+        receipt = self._by_id.get(request_id)
+        return None if receipt is None else self.written(receipt)
 
     def newest(self, limit: int) -> list[Receipt]:
         ids = list(self._by_id)[-limit:]
-        return [self._by_id[request_id] for request_id in reversed(ids)]
+        return [self.written(self._by_id[request_id]) for request_id in reversed(ids)]
+
+    def _close(self, receipt: Receipt) -> None:
+        """It is no longer kept; its turn may go on, and be logged."""
+        ways = self._unwritten.pop(receipt.id, None) if self._unwritten else None
+        if ways is not None and receipt.outcome == "running":
+            receipt.candidates = ways.record()
 
 
 class ReceiptLog:
@@ -254,7 +292,7 @@ def receipt_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 def new_id() -> str:
     """128 random bits, as 32 hexadecimal digits. Clients see ids, and must not foretell those of others."""
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
 def now_text() -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from prometheus_client import generate_latest
@@ -21,11 +23,14 @@ from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.peers.channels import Member
 from ppd.proxy.policy import Decision, Route
+from ppd.proxy.policy.decision import Candidate
 from ppd.proxy.routing.attempt import Attempt, OpenAnswer
 from ppd.proxy.routing.foresight import foresee
 from ppd.proxy.routing.learning import Learner
+from ppd.proxy.routing.receipt_notes import JudgedWays
 from ppd.proxy.routing.state import State
 from ppd.proxy.runtime.tasks import Drain
+from ppd.proxy.telemetry.receipts import Receipt, ReceiptLog
 from tests.support.attempts import running
 from tests.support.decisions import D1, D2, NEXT, P2
 from tests.support.requests import parse
@@ -131,6 +136,18 @@ def test_an_answer_that_is_not_streamed_tells_no_times() -> None:
     state = state_of()
     complete(state, LOCAL, answered(), None)
     assert is_corrected(state) == set()
+
+
+async def test_the_log_tells_of_the_ways_that_were_judged(tmp_path: Path) -> None:
+    state, log = state_of(), ReceiptLog(tmp_path / "receipts.jsonl")
+    receipt = attempt_of(state, LOCAL).receipt
+    state.receipts.open(receipt)
+    state.receipts.judged(receipt, JudgedWays.of(NEXT, replace(LOCAL, candidates=[Candidate(Route.LOCAL, D2)])))
+    Learner(state, Drain(), log).failed(receipt, 1.0)
+    await log.close()
+    (line,) = (tmp_path / "receipts.jsonl").read_bytes().splitlines()
+    told = msgspec.json.decode(line, type=Receipt).candidates
+    assert told is not None and (told.decode, told.chosen) == (["D2"], 0)
 
 
 def test_answers_and_returns_make_forecasts() -> None:

@@ -17,7 +17,7 @@ from ppd.proxy.laws.profiles import Profiles
 from ppd.proxy.laws.worker_laws import WorkerLaws
 from ppd.proxy.policy import Decision, Route
 from ppd.proxy.policy.decision import Candidate
-from ppd.proxy.routing.receipt_notes import note_decision, note_errors
+from ppd.proxy.routing.receipt_notes import JudgedWays, note_decision, note_errors
 from ppd.proxy.telemetry.receipts import CandidatesRecord, Receipt
 from tests.support.decisions import D1, D2, NEXT, P1, rules, run, view
 
@@ -55,10 +55,7 @@ def decision(*ways: Candidate, chosen: int = 0) -> Decision:
 
 
 def noted(made: Decision, turn: Any = NEXT) -> CandidatesRecord:
-    written = receipt()
-    note_decision(written, turn, made, rules(Mode.SLO, laws=LAWS))
-    assert written.candidates is not None
-    return written.candidates
+    return JudgedWays.of(turn, made).record()
 
 
 def test_a_way_is_told_with_its_workers_its_prediction_and_its_terms() -> None:
@@ -103,11 +100,11 @@ def test_eight_ways_are_told_and_the_chosen_one_is_among_them() -> None:
     assert found.chosen == 7
 
 
-def test_a_decision_without_candidates_says_nothing_of_them_even_after_one_with() -> None:
+def test_a_decision_without_a_prediction_says_nothing_of_one_even_after_one_with() -> None:
     written = receipt()
     note_decision(written, NEXT, decision(way()), rules(Mode.SLO, laws=LAWS))
     note_decision(written, NEXT, run(NEXT), rules())
-    assert (written.candidates, written.predicted_ttft_s, written.laws) == (None, None, "")
+    assert (written.predicted_ttft_s, written.predicted_tpot_s, written.laws) == (None, None, "")
 
 
 @pytest.mark.parametrize(
@@ -148,7 +145,8 @@ def room_taken(terms: dict[str, float], *, moves: bool) -> tuple[int, int]:
     held = {each.id: Held(23456, BeliefEvidence.OWN_TURNS) for each in (*prefills[:1], *decodes[:2])}
     written, turn = receipt(), replace(NEXT, held=held, prompt_tokens=30_000)
     note_decision(written, turn, decision(*ways), rules(Mode.SLO, laws=LAWS))
-    assert written.candidates is not None and ways[0].prediction is not None
+    written.candidates = noted(decision(*ways), turn)
+    assert ways[0].prediction is not None
     written.tpot_s = 0.0123
     note_errors(written, ways[0].prediction, 0.1711)
     told = {name: getattr(written, name) for name in NEW_MEMBERS}
@@ -176,10 +174,7 @@ def test_of_candidates_with_more_to_say_there_are_fewer() -> None:
 def test_the_ways_that_a_mode_judges_come_with_their_evidence() -> None:
     by = rules(Mode.SLO, laws=LAWS)
     made = run(NEXT, by=by)
-    written = receipt()
-    note_decision(written, NEXT, made, by)
-    found = written.candidates
-    assert found is not None
+    found = noted(made)
     assert (found.route[0], found.decode[0], found.chosen) == (made.route, made.decode.name, 0)
     assert found.held["own_turns"]["D2"] == 1000
     scores = [sum(term[number] or 0.0 for term in found.terms.values()) for number in range(len(found.route))]

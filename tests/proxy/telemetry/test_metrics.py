@@ -12,8 +12,10 @@ from ppd.proxy.telemetry.metrics import KEYS_SHOWN, OTHER_KEYS, TTFT_BUCKETS_S, 
 def test_each_set_of_labels_is_one_series_whoever_names_it() -> None:
     metrics = Metrics()
     for route in (Route.LOCAL, "LOCAL", Route.LOCAL, Route.SPLIT):
-        metrics.turns.add(route, "forced")
-    metrics.turns.add(Route.LOCAL, "first_turn", by=2)
+        metrics.turns.add(route, "forced", "completed")
+    for outcome in ("completed", "failed"):
+        metrics.turns.add(Route.LOCAL, "first_turn", outcome)
+    metrics.turns.add("", "", "failed")  # refused before any decision
     values = {
         (route, reason): metrics.registry.get_sample_value("ppd_turns_total", {"route": route, "reason": reason})
         for route in Route
@@ -23,6 +25,14 @@ def test_each_set_of_labels_is_one_series_whoever_names_it() -> None:
     assert values[Route.SPLIT, "forced"] == 1
     assert values[Route.LOCAL, "first_turn"] == 2
     assert values[Route.REPLICA, "forced"] is None
+    ended = {
+        (route, outcome): metrics.registry.get_sample_value(
+            "ppd_turn_outcomes_total", {"route": route, "outcome": outcome}
+        )
+        for route in (Route.LOCAL, "none")
+        for outcome in ("completed", "failed")
+    }
+    assert list(ended.values()) == [4, 1, None, 1]
 
 
 def test_every_metric_has_its_type_and_help_before_it_counts() -> None:
@@ -61,9 +71,8 @@ def test_clients_are_told_apart_by_their_keys_up_to_a_bound() -> None:
     for round_ in range(2):
         for number in range(KEYS_SHOWN + 5):
             metrics.by_key.turn(f"key{number}", "completed", 10, round_)
-        metrics.by_key.turn("", "completed", 10, 1)  # no key is required
     assert turns("key0") == turns(f"key{KEYS_SHOWN - 1}") == 2
-    assert turns(f"key{KEYS_SHOWN}") is turns("") is None
+    assert turns(f"key{KEYS_SHOWN}") is None
     assert turns(OTHER_KEYS) == 10
     tokens = {"key": "key0", "kind": "prompt"}
     assert metrics.registry.get_sample_value("ppd_key_tokens_total", tokens) == 20

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ppd.proxy.telemetry.receipts import Receipt, ReceiptLog, Receipts
+from ppd.proxy.telemetry.receipts import CandidatesRecord, Receipt, ReceiptLog, Receipts
 
 
 def receipt(request_id: str) -> Receipt:
@@ -37,6 +37,65 @@ def test_a_repeated_id_keeps_one_receipt_the_newer() -> None:
     receipts.open(new)
     assert receipts.find("a") is new
     assert len(receipts.newest(5)) == 1
+
+
+class Ways:
+    """As a decision judged them; counts how often they are written."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def record(self) -> CandidatesRecord:
+        self.times += 1
+        return CandidatesRecord(route=["LOCAL"], decode=["D1"])
+
+
+def test_judged_ways_are_written_once_their_receipt_is_read() -> None:
+    receipts, one, ways = Receipts(2), receipt("a"), Ways()
+    receipts.open(one)
+    receipts.judged(one, ways)
+    assert (one.candidates, ways.times) == (None, 0)
+    assert receipts.find("a") is one and receipts.newest(1) == [one] and receipts.written(one) is one
+    assert one.candidates is not None and ways.times == 1
+
+
+def test_ways_of_an_earlier_decision_are_not_those_of_a_later_one() -> None:
+    receipts, one = Receipts(2), receipt("a")
+    receipts.open(one)
+    for ways in (Ways(), None):
+        receipts.judged(one, ways)
+    assert receipts.written(one).candidates is None
+    for ways in (Ways(), None):
+        receipts.judged(one, ways)
+        receipts.written(one)
+    assert one.candidates is None
+
+
+def test_ways_of_a_turn_that_goes_on_outlive_its_place_among_the_kept() -> None:
+    receipts, running, ended = Receipts(2), receipt("a"), receipt("b")
+    for one in (running, ended):
+        receipts.open(one)
+        receipts.judged(one, ways := Ways())
+    ended.outcome = "completed"
+    for name in ("c", "d"):
+        receipts.open(receipt(name))
+    assert running.candidates is not None and (ended.candidates, ways.times) == (None, 0)
+    receipts.judged(running, Ways())  # tried again: it is not kept, but may be logged
+    assert receipts.written(running).candidates is not None
+    assert not receipts._unwritten
+
+
+def test_a_repeated_id_takes_nothing_from_the_older_receipt() -> None:
+    receipts, old, new = Receipts(2), receipt("a"), receipt("a")
+    receipts.open(old)
+    receipts.judged(old, Ways())
+    receipts.open(new)
+    assert old.candidates is not None and receipts.written(new).candidates is None
+    receipts.judged(new, Ways())
+    for ways in (Ways(), None):
+        receipts.judged(old, ways)
+        assert (old.candidates is None) == (ways is None)
+    assert receipts.written(new).candidates is not None
 
 
 async def test_what_waits_when_the_log_is_closed_is_still_written(tmp_path: Path) -> None:

@@ -1,0 +1,46 @@
+"""Fields of protobuf messages as they are encoded: https://protobuf.dev/programming-guides/encoding.
+
+For the few messages of each turn: to build an object for each part of them takes longer than to write them down.
+"""
+
+from __future__ import annotations
+
+_NO_NUMBER = 1 << 62
+
+
+def key(number: int) -> int:
+    """What stands before a field that is a string, bytes or a message, in one byte as `number` is below 16."""
+    return number << 3 | 2
+
+
+def field(key: int, value: bytes) -> bytes:
+    return field_head(key, len(value)) + value
+
+
+def field_head(key: int, size: int) -> bytes:
+    """What stands before a field's value."""
+    if size < 0x80:
+        return bytes((key, size))
+    if size < 0x4000:
+        return bytes((key, size & 0x7F | 0x80, size >> 7))
+    return bytes((key,)) + _number(size)
+
+
+def _number(number: int) -> bytes:
+    encoded = bytearray()
+    while number >= 0x80:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes(encoded) + bytes((number,))
+
+
+def read_number(message: memoryview, at: int) -> tuple[int, int]:
+    """Of at most 35 bits, and where it ends; one that is longer, or does not end, is larger than any message."""
+    number = shift = 0
+    for byte in message[at : at + 5]:
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+        shift += 7
+    return _NO_NUMBER, at

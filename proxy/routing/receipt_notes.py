@@ -99,7 +99,8 @@ class JudgedWay(msgspec.Struct, frozen=True, gc=False):
     prefill: str
     source: str
     fetched_tokens: int
-    prediction: Prediction | None
+    ttft_s: float | None  # predicted
+    tpot_s: float | None
     terms: Mapping[str, float]
     excluded: str
 
@@ -146,10 +147,9 @@ class JudgedWays(msgspec.Struct, frozen=True, gc=False):
             chosen=chosen,
             held=self._held_by(ways),
         )
-        predictions = [way.prediction for way in ways]
-        if any(predictions):
-            record.ttft_s = [None if one is None else _rounded(one.ttft_s) for one in predictions]
-            record.tpot_s = [None if one is None else _rounded(one.tpot_s) for one in predictions]
+        if any(way.ttft_s is not None for way in ways):
+            record.ttft_s = [None if way.ttft_s is None else _rounded(way.ttft_s) for way in ways]
+            record.tpot_s = [None if way.tpot_s is None else _rounded(way.tpot_s) for way in ways]
         if any(way.prefill for way in ways):
             record.prefill = [way.prefill for way in ways]
         if any(way.source for way in ways):
@@ -172,14 +172,15 @@ _encode = msgspec.json.Encoder().encode
 
 
 def _named(way: Candidate) -> JudgedWay:
-    prefill, source = way.prefill, way.source
+    prefill, source, prediction = way.prefill, way.source, way.prediction
     return JudgedWay(
         way.route,
         way.decode.name,
         "" if prefill is None else prefill.name,
         "" if source is None else source.name,
         way.fetched_tokens,
-        way.prediction,
+        None if prediction is None else prediction.ttft_s,
+        None if prediction is None else prediction.tpot_s,
         way.terms,
         way.excluded,
     )

@@ -223,7 +223,7 @@ def largest(views: Sequence[WorkerView], sizes: Iterable[tuple[WorkerId, int]], 
     if not sizes:
         return []
     if (known := _order(views)) is None:
-        position, among, left_out = {view.worker.address: at for at, view in enumerate(views)}, views, frozenset[int]()
+        position, among, left_out = {view.id: at for at, view in enumerate(views)}, views, frozenset[int]()
     else:
         position, among, left_out = known[0].position, known[0].views, known[1].left_out
     found = [(-size, at) for worker, size in sizes if (at := position.get(worker)) is not None and at not in left_out]

@@ -273,6 +273,19 @@ def test_other_turns_find_the_workload_nearest_by_ratio(new: int, output: int, n
     assert scored.lookup(TableQuery(new, 256, output, 2.0)).cell.workload == name
 
 
+SHIPPED = TABLES["h100-llama-3.1-8b-2P_2D"].scored(Weights())
+
+
+@given(new=st.integers(0, 1 << 14), output=st.integers(0, 1 << 13))
+def test_of_all_workloads_the_nearest_is_found(new: int, output: int) -> None:
+    def distance2(kind: WorkloadType) -> float:
+        by_new = math.log2(kind.new_tokens) - math.log2(max(new, 1))
+        return by_new**2 + (math.log2(kind.output_tokens) - math.log2(max(output, 1))) ** 2
+
+    nearest = min(SHIPPED.table.axes.workloads, key=distance2)
+    assert SHIPPED.lookup(TableQuery(new, 256, output, 2.0)).cell.workload == nearest.name
+
+
 @pytest.mark.parametrize(
     ("name", "w_tpot", "local", "split", "none"),
     [

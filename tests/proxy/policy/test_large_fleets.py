@@ -18,7 +18,7 @@ from ppd.proxy.config import Mode, StageOrder
 from ppd.proxy.connectors import can_pair
 from ppd.proxy.errors import AllBusy, NoWorkerError
 from ppd.proxy.fleet.booking import LegBooking
-from ppd.proxy.fleet.order import Ranked, RankRule, first_ranked
+from ppd.proxy.fleet.order import Ranked, RankRule, first_ranked, includes, largest
 from ppd.proxy.fleet.ranking import kv_rank, work_rank
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns
@@ -212,6 +212,14 @@ def check_picks(turn: Turn, views: Sequence[WorkerView], start: SlowStart) -> No
     assert [is_overloaded(v, views) for v in views] == [overloaded(v, views) for v in views]
     by_work = start.rule(lambda view: work_rank(view, start(view)), work_rank)
     assert first_ranked(views, by_work, 3) == sorted(views, key=by_work.rank_of)[:3]
+    held = {worker: one.tokens for worker, one in turn.held.items()}
+    holders = [view for view in views if view.id in held]
+    assert largest(views, held.items(), 2) == sorted(holders, key=lambda view: -held[view.id])[:2]
+    assert [worker for worker in held if includes(views, worker)] == [each for each in held if each in ids(views)]
+
+
+def ids(views: Sequence[WorkerView]) -> list[WorkerId]:
+    return [view.id for view in views]
 
 
 @pytest.mark.parametrize("seed", range(40))

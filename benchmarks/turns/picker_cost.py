@@ -69,7 +69,7 @@ class Nothing:
         self._call = call
         self._answer = carry_on("request_headers")
 
-    def message(self, data: bytes) -> None:
+    def message(self, data: bytes | memoryview) -> None:
         self._call.send(self._answer)
 
     def half_closed(self) -> None: ...

@@ -28,7 +28,7 @@ class _Asked:
         self._call = call
         self._is_ready = is_ready
 
-    def message(self, data: bytes) -> None:
+    def message(self, data: bytes | memoryview) -> None:
         try:
             service: str = HealthCheckRequest.FromString(data).service
         except DecodeError:

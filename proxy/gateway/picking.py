@@ -70,7 +70,7 @@ class PickerCall:
 
     # -- called with what comes
 
-    def message(self, data: bytes) -> None:
+    def message(self, data: bytes | memoryview) -> None:
         if self._is_over:
             return
         try:

@@ -74,7 +74,7 @@ class ShadowCall:
 
     # -- called with what comes
 
-    def message(self, data: bytes) -> None:
+    def message(self, data: bytes | memoryview) -> None:
         if self._is_over:
             return
         try:

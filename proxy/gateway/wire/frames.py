@@ -5,11 +5,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import NamedTuple
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_LIMIT_BYTES = 64 * 1024  # that the peer may send
-_HEAD_BYTES = 9
+_HEAD = struct.Struct(">BHBBI")  # the payload's size in three bytes, kind, flags, stream
 STREAM_NUMBER = 0x7FFFFFFF  # of a stream: the bit above is reserved
 
 
@@ -44,11 +43,8 @@ END_STREAM, ACK, END_HEADERS, PADDED, HAS_PRIORITY = 1, 1, 4, 8, 32
 """Flags."""
 
 
-class Frame(NamedTuple):
-    kind: int  # a `FrameType`, or one that is to be ignored
-    flags: int
-    stream: int
-    payload: bytes
+Frame = tuple[int, int, int, memoryview]
+"""Its kind (a `FrameType`, or one that is to be ignored), flags, stream and payload."""
 
 
 class Broken(Exception):
@@ -66,43 +62,59 @@ class StreamBroken(Exception):
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes | memoryview = b"") -> bytes:
-    return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
+    return frame_head(kind, flags, stream, len(payload)) + payload
+
+
+def frame_head(kind: int, flags: int, stream: int, size: int) -> bytes:
+    """What stands before a payload of `size` bytes."""
+    return _HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream)
 
 
 class FrameReader:
     """What a client sends: first the preface, then frames."""
 
     def __init__(self) -> None:
-        self._held = bytearray()
+        self._held = bytearray()  # of a frame that has not come whole, or of the preface
+        self._wanted = len(PREFACE)  # so many bytes of it make it worth a look
         self._has_preface = False
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Whole frames; Broken for what is no HTTP/2, or a frame that is too long."""
+        """Whole frames, as views of what came; Broken for what is no HTTP/2, or a frame that is too long."""
         held = self._held
-        held += data
-        if not self._has_preface:
-            if not PREFACE.startswith(held[: len(PREFACE)]):
-                raise Broken(Code.PROTOCOL_ERROR)
-            if len(held) < len(PREFACE):
+        if held or not self._has_preface:
+            held += data
+            if not self._has_preface:
+                self._take_preface()
+            if len(held) < self._wanted:
                 return
-            self._has_preface = True
-            del held[: len(PREFACE)]
-        at = 0
-        while len(held) - at >= _HEAD_BYTES:
-            size = int.from_bytes(held[at : at + 3])
+            data = bytes(held)
+            held.clear()
+        view, at, end = memoryview(data), 0, len(data)
+        self._wanted = _HEAD.size
+        while end - at >= _HEAD.size:
+            high, low, kind, flags, number = _HEAD.unpack_from(data, at)
+            size = high << 16 | low
             if size > FRAME_LIMIT_BYTES:
                 raise Broken(Code.FRAME_SIZE_ERROR)
-            end = at + _HEAD_BYTES + size
-            if len(held) < end:
+            begin = at + _HEAD.size
+            if begin + size > end:
+                self._wanted = _HEAD.size + size
                 break
-            number = int.from_bytes(held[at + 5 : at + 9]) & STREAM_NUMBER
-            found = Frame(held[at + 3], held[at + 4], number, bytes(held[at + _HEAD_BYTES : end]))
-            at = end
-            yield found
-        del held[:at]
+            at = begin + size
+            yield kind, flags, number & STREAM_NUMBER, view[begin:at]
+        if at < end:
+            held += view[at:]
+
+    def _take_preface(self) -> None:
+        held = self._held
+        if not PREFACE.startswith(held[: len(PREFACE)]):
+            raise Broken(Code.PROTOCOL_ERROR)
+        if len(held) >= len(PREFACE):
+            self._has_preface, self._wanted = True, _HEAD.size
+            del held[: len(PREFACE)]
 
 
-def unpadded(flags: int, payload: bytes) -> bytes:
+def unpadded(flags: int, payload: memoryview) -> memoryview:
     if not flags & PADDED:
         return payload
     if not payload or payload[0] >= len(payload):

@@ -14,7 +14,8 @@ from enum import IntEnum
 from typing import Protocol, cast
 from urllib.parse import quote
 
-from .http2 import Heads, Http2Connection
+from .heads import Heads
+from .http2 import Http2Connection
 from .http2_stream import Stream
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ _SHOWN_BYTES = 100
 class MessageTaker(Protocol):
     """One call's."""
 
-    def message(self, data: bytes) -> None: ...
+    def message(self, data: bytes | memoryview) -> None: ...  # which is to be read before this returns
 
     def half_closed(self) -> None: ...  # no more messages will come
 
@@ -69,12 +70,17 @@ class GrpcCall:
         self._stream = stream
         self._has_head = False
 
-    def send(self, message: bytes) -> None:
-        self._begin()
-        self._stream.send(_PREFIX.pack(0, len(message)) + message)
+    def send(self, message: bytes, rest: bytes | memoryview = b"") -> None:
+        """rest: of the message, where it is long; then it is not copied."""
+        if not self._has_head:
+            self._begin()
+        self._stream.send(_PREFIX.pack(0, len(message) + len(rest)) + message)
+        if rest:
+            self._stream.send(rest)
 
     def finish(self, status: GrpcStatus = GrpcStatus.OK, message: str = "") -> None:
-        self._begin()
+        if not self._has_head:
+            self._begin()
         trailers = _OK
         if status is not GrpcStatus.OK:
             told = quote(message, safe=" ")[:_SHOWN_BYTES].encode()
@@ -82,9 +88,8 @@ class GrpcCall:
         self._stream.end(trailers)
 
     def _begin(self) -> None:
-        if not self._has_head:
-            self._has_head = True
-            self._stream.send_head(_HEAD)
+        self._has_head = True
+        self._stream.send_head(_HEAD)
 
 
 class _Messages:
@@ -100,35 +105,44 @@ class _Messages:
         self._held = bytearray()
         self._wanted = _PREFIX.size
 
-    def data(self, piece: bytes) -> None:
+    def data(self, piece: memoryview) -> None:
         if self._taker is None:  # it was refused
             return
+        held = self._held
+        if held:
+            held += piece
         try:
-            self._cut(piece)
+            if not held:
+                self._cut(piece)
+            elif len(held) >= self._wanted:
+                self._held = bytearray()
+                self._cut(memoryview(held))
         except Exception as exc:  # the other calls of this connection go on
             log.error("a gateway's message could not be taken", exc_info=exc)
             self._refuse(GrpcStatus.INTERNAL, "internal error")
-        self._count()
-        if self._held and self._memory.count > HELD_LIMIT_BYTES:
-            self._refuse(GrpcStatus.RESOURCE_EXHAUSTED, "the unfinished messages of all calls are too large")
+        if self._held or self._counted:
+            self._count()
+            if self._memory.count > HELD_LIMIT_BYTES and self._held:
+                self._refuse(GrpcStatus.RESOURCE_EXHAUSTED, "the unfinished messages of all calls are too large")
 
-    def _cut(self, piece: bytes) -> None:
-        held = self._held
-        held += piece
-        while len(held) >= self._wanted and self._taker is not None:
-            flags, size = _PREFIX.unpack_from(held)
+    def _cut(self, came: memoryview) -> None:
+        """came: from the beginning of a message on."""
+        at, end = 0, len(came)
+        self._wanted = _PREFIX.size
+        while end - at >= _PREFIX.size and self._taker is not None:
+            flags, size = _PREFIX.unpack_from(came, at)
             if flags or size > MESSAGE_LIMIT_BYTES:
                 why = "is compressed" if flags else f"is longer than {MESSAGE_LIMIT_BYTES} bytes"
                 self._refuse(GrpcStatus.UNIMPLEMENTED if flags else GrpcStatus.RESOURCE_EXHAUSTED, f"the message {why}")
                 return
-            end = _PREFIX.size + size
-            if len(held) < end:
-                self._wanted = end
-                return
-            message = bytes(held[_PREFIX.size : end])
-            del held[:end]
-            self._wanted = _PREFIX.size
-            self._taker.message(message)
+            begin = at + _PREFIX.size
+            if begin + size > end:
+                self._wanted = _PREFIX.size + size
+                break
+            at = begin + size
+            self._taker.message(came[begin:at])
+        if at < end and self._taker is not None:
+            self._held += came[at:]
 
     def half_closed(self) -> None:
         if self._held:
@@ -171,6 +185,7 @@ class GrpcConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._http2 = Http2Connection(self._opened, self._write)
         self._memory = _HeldBytes()
+        self._newest: tuple[Heads, Method | None] = [], None  # a call's head, and what it asks for
 
     @property
     def is_idle(self) -> bool:
@@ -211,10 +226,17 @@ class GrpcConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _opened(self, stream: Stream, headers: Heads) -> _Messages | None:
-        call, head = GrpcCall(stream), dict(reversed(headers))
-        method = self._methods.get(head.get(b":path", b""))
-        is_grpc = head.get(b":method") == b"POST" and head.get(b"content-type", b"").startswith(b"application/grpc")
-        if method is None or not is_grpc:
+        call = GrpcCall(stream)
+        known, method = self._newest
+        if known is not headers:
+            method = self._method(headers)
+            self._newest = headers, method
+        if method is None:
             call.finish(GrpcStatus.UNIMPLEMENTED, "there is no such method here")
             return None
         return _Messages(call, method(call), self._memory)
+
+    def _method(self, headers: Heads) -> Method | None:
+        head = dict(reversed(headers))
+        is_grpc = head.get(b":method") == b"POST" and head.get(b"content-type", b"").startswith(b"application/grpc")
+        return self._methods.get(head.get(b":path", b"")) if is_grpc else None

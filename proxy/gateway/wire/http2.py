@@ -1,4 +1,4 @@
-"""The server's side of an HTTP/2 connection that carries gRPC calls, without sockets (RFC 9113; heads by `hpack`).
+"""The server's side of an HTTP/2 connection that carries gRPC calls, without sockets (RFC 9113).
 
 A stream's requests go to the listener that `opened` returned; `Stream` takes what is answered. What breaks the protocol
 ends the stream, or the connection with a GOAWAY: `receive` then returns False, and the caller closes.
@@ -12,36 +12,33 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from hpack import Decoder, HPACKError
-
 from .frames import (
     ACK,
     END_HEADERS,
     END_STREAM,
     FRAME_LIMIT_BYTES,
     HAS_PRIORITY,
+    PADDED,
     STREAM_NUMBER,
     Broken,
     Code,
-    Frame,
     FrameReader,
     FrameType,
     StreamBroken,
     frame,
     unpadded,
 )
+from .heads import HEAD_LIMIT_BYTES, HeadReader, Heads
 from .http2_stream import MOST_WINDOW, Stream, StreamListener
 
 STREAMS = 16_384  # at a time, on one connection
-HEAD_LIMIT_BYTES = 64 * 1024
 WINDOW_BYTES = 4 * 1024 * 1024  # that a peer may send on one stream before it is given more
 CONNECTION_WINDOW_BYTES = 64 * 1024 * 1024
 _USUAL_WINDOW, _USUAL_FRAME = 65_535, 16_384
 _MOST_FRAME = (1 << 24) - 1
 _MAX_STREAMS, _INITIAL_WINDOW, _MAX_FRAME, _MAX_HEAD = 3, 4, 5, 6  # settings
 _SETTING = struct.Struct(">HI")
-
-Heads = list[tuple[bytes, bytes]]
+_DATA = int(FrameType.DATA)
 
 
 class Http2Connection:
@@ -56,14 +53,14 @@ class Http2Connection:
         self.streams: dict[int, Stream] = {}
         self._opened = opened
         self._write = write
-        self._decoder = Decoder(max_header_list_size=HEAD_LIMIT_BYTES)
+        self._heads = HeadReader()
         self._reader = FrameReader()
         self._newest = 0  # stream that the peer has opened
         self._stream_window = _USUAL_WINDOW  # with which streams begin, as the peer says
         self._head: tuple[int, int, bytearray] | None = None  # a head that CONTINUATIONs end: stream, flags, block
         self._received_bytes = 0  # that the peer was not given back yet
         self._is_going = False
-        self._out: list[bytes] = []
+        self._out: list[bytes | memoryview] = []
         self._is_receiving = False
 
     def open(self) -> None:
@@ -82,11 +79,14 @@ class Http2Connection:
         """False where the connection is over: the peer has broken the protocol, and was told so."""
         self._is_receiving = True
         try:
-            for one in self._reader.feed(data):
+            for kind, flags, number, payload in self._reader.feed(data):
                 try:
-                    self._frame(one)
+                    if kind == _DATA and self._head is None:
+                        self._data(flags, number, payload)
+                    else:
+                        self._frame(kind, flags, number, bytes(payload))
                 except StreamBroken as exc:
-                    self._end_stream(one.stream, exc.code)
+                    self._end_stream(number, exc.code)
         except Broken as exc:
             self.go_away(exc.code)
             return False
@@ -107,8 +107,8 @@ class Http2Connection:
 
     # -- for streams
 
-    def put(self, data: bytes) -> None:
-        self._out.append(data)
+    def put(self, *data: bytes | memoryview) -> None:
+        self._out += data
         if not self._is_receiving:
             self._flush()
 
@@ -129,12 +129,12 @@ class Http2Connection:
 
     # -- what comes
 
-    def _frame(self, one: Frame) -> None:
-        if self._head is not None and (one.kind != FrameType.CONTINUATION or one.stream != self._head[0]):
+    def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        if self._head is not None and (kind != FrameType.CONTINUATION or number != self._head[0]):
             raise Broken(Code.PROTOCOL_ERROR)
-        take = _TAKES.get(one.kind)
+        take = _TAKES.get(kind)
         if take is not None:  # frames of other kinds are ignored
-            take(self, one.flags, one.stream, one.payload)
+            take(self, flags, number, payload)
 
     def _end_stream(self, number: int, code: Code) -> None:
         stream = self.streams.get(number)
@@ -144,37 +144,41 @@ class Http2Connection:
             stream.reset(code)
             self.forget(stream)
 
-    def _data(self, flags: int, number: int, payload: bytes) -> None:
-        if number == 0 or number > self._newest:
-            raise Broken(Code.PROTOCOL_ERROR)
-        self._took(number, len(payload))
-        piece = unpadded(flags, payload)
+    def _data(self, flags: int, number: int, payload: memoryview) -> None:
         stream = self.streams.get(number)
+        if stream is None and (number == 0 or number > self._newest):
+            raise Broken(Code.PROTOCOL_ERROR)
+        self._received_bytes += len(payload)
+        if self._received_bytes > CONNECTION_WINDOW_BYTES // 2:
+            self._give_back()
         if stream is None:
             return  # it was reset, or refused, while this was on its way
-        if stream.listener is None:
+        listener = stream.listener
+        if listener is not None:
+            stream.received_bytes += len(payload)
+            if stream.received_bytes > WINDOW_BYTES // 2:
+                self._give_stream_back(stream)
+        piece = unpadded(flags, payload) if flags & PADDED else payload
+        if listener is None:
             raise StreamBroken(Code.STREAM_CLOSED)
         if stream.received_bytes > WINDOW_BYTES:
             raise StreamBroken(Code.FLOW_CONTROL_ERROR)
         if piece:
-            stream.listener.data(piece)
+            listener.data(piece)
         if flags & END_STREAM:
             self._half_closed(stream)
 
-    def _took(self, number: int, size: int) -> None:
-        """Gives back what the peer may send, once half of it is used."""
-        self._received_bytes += size
+    def _give_back(self) -> None:
+        """What the peer may send, once half of it is used."""
         if self._received_bytes > CONNECTION_WINDOW_BYTES:
             raise Broken(Code.FLOW_CONTROL_ERROR)
-        if self._received_bytes > CONNECTION_WINDOW_BYTES // 2:
-            self.put(frame(FrameType.WINDOW_UPDATE, 0, 0, struct.pack(">I", self._received_bytes)))
-            self._received_bytes = 0
-        stream = self.streams.get(number)
-        if stream is not None and stream.listener is not None:
-            stream.received_bytes += size
-            if WINDOW_BYTES >= stream.received_bytes > WINDOW_BYTES // 2:
-                self.put(frame(FrameType.WINDOW_UPDATE, 0, number, struct.pack(">I", stream.received_bytes)))
-                stream.received_bytes = 0
+        self.put(frame(FrameType.WINDOW_UPDATE, 0, 0, struct.pack(">I", self._received_bytes)))
+        self._received_bytes = 0
+
+    def _give_stream_back(self, stream: Stream) -> None:
+        if stream.received_bytes <= WINDOW_BYTES:
+            self.put(frame(FrameType.WINDOW_UPDATE, 0, stream.id, struct.pack(">I", stream.received_bytes)))
+            stream.received_bytes = 0
 
     def _half_closed(self, stream: Stream) -> None:
         listener, stream.listener = stream.listener, None
@@ -184,12 +188,15 @@ class Http2Connection:
             listener.half_closed()
 
     def _headers(self, flags: int, number: int, payload: bytes) -> None:
-        block = unpadded(flags, payload)
+        block = bytes(unpadded(flags, memoryview(payload))) if flags & PADDED else payload
         if flags & HAS_PRIORITY:
             if len(block) < 5:
                 raise Broken(Code.FRAME_SIZE_ERROR)
             block = block[5:]
-        self._take_head(number, flags, bytearray(block))
+        if flags & END_HEADERS:
+            self._take_head(number, flags, block)
+        else:
+            self._head = number, flags, bytearray(block)
 
     def _continuation(self, flags: int, number: int, payload: bytes) -> None:
         if self._head is None:
@@ -198,19 +205,14 @@ class Http2Connection:
         if not payload and not flags & END_HEADERS:
             raise Broken(Code.ENHANCE_YOUR_CALM)  # it would never end
         block += payload
-        self._take_head(number, first_flags | (flags & END_HEADERS), block)
-
-    def _take_head(self, number: int, flags: int, block: bytearray) -> None:
         if len(block) > HEAD_LIMIT_BYTES:
             raise Broken(Code.ENHANCE_YOUR_CALM)
-        if not flags & END_HEADERS:
-            self._head = number, flags, block
-            return
-        self._head = None
-        try:
-            headers = self._decoder.decode(bytes(block), raw=True)  # even where it is refused: it changes the table
-        except HPACKError:
-            raise Broken(Code.COMPRESSION_ERROR) from None
+        if flags & END_HEADERS:
+            self._head = None
+            self._take_head(number, first_flags | END_HEADERS, bytes(block))
+
+    def _take_head(self, number: int, flags: int, block: bytes) -> None:
+        headers = self._heads.read(block)  # even where it is refused: it changes the table
         stream = self.streams.get(number)
         if stream is not None:  # trailers
             if not flags & END_STREAM:
@@ -224,7 +226,7 @@ class Http2Connection:
         self._newest = number
         if self._is_going or len(self.streams) >= STREAMS:
             raise StreamBroken(Code.REFUSED_STREAM)
-        self._open_stream(number, [(bytes(name), bytes(value)) for name, value in headers], bool(flags & END_STREAM))
+        self._open_stream(number, headers, bool(flags & END_STREAM))
 
     def _open_stream(self, number: int, headers: Heads, is_whole: bool) -> None:
         stream = self.streams[number] = Stream(self, number, self._stream_window)
@@ -306,7 +308,6 @@ class Http2Connection:
 
 
 _TAKES: dict[int, Callable[[Http2Connection, int, int, bytes], None]] = {
-    FrameType.DATA: Http2Connection._data,
     FrameType.HEADERS: Http2Connection._headers,
     FrameType.RST_STREAM: Http2Connection._rst_stream,
     FrameType.SETTINGS: Http2Connection._settings,

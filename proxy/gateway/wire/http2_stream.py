@@ -6,15 +6,16 @@ import struct
 from collections import deque
 from typing import Protocol
 
-from .frames import END_HEADERS, Code, FrameType, StreamBroken, frame
+from .frames import END_HEADERS, Code, FrameType, StreamBroken, frame, frame_head
 
 MOST_WINDOW = (1 << 31) - 1
+_DATA = int(FrameType.DATA)
 
 
 class StreamListener(Protocol):
     """Takes what comes on one stream."""
 
-    def data(self, piece: bytes) -> None: ...
+    def data(self, piece: memoryview) -> None: ...  # which is to be read before this returns
 
     def half_closed(self) -> None: ...  # nothing more will come
 
@@ -28,7 +29,7 @@ class StreamOwner(Protocol):
     frame_bytes: int  # the longest frame that it takes
     waiting: dict[int, Stream]  # streams that have more to send than the peer takes
 
-    def put(self, data: bytes) -> None: ...
+    def put(self, *data: bytes | memoryview) -> None: ...
 
     def closed(self, stream: Stream) -> None: ...  # this side of it is
 
@@ -61,11 +62,18 @@ class Stream:
             if is_last:
                 self._close()
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | memoryview) -> None:
         """As soon as the peer takes it."""
-        if not self.is_closed:
+        if self.is_closed:
+            return
+        connection, size = self._connection, len(data)
+        if self._unsent or size > self._window or size > connection.window or size > connection.frame_bytes:
             self._unsent.append(memoryview(data))
             self.go_on()
+        else:
+            self._window -= size
+            connection.window -= size
+            connection.put(frame_head(_DATA, 0, self.id, size), data)
 
     def end(self, trailers: bytes) -> None:
         """After all that was sent. trailers: as `send_head` takes them."""
@@ -96,7 +104,7 @@ class Stream:
                 self._unsent[0] = data[room:]
             self._window -= len(piece)
             connection.window -= len(piece)
-            connection.put(frame(FrameType.DATA, 0, self.id, piece))
+            connection.put(frame_head(_DATA, 0, self.id, len(piece)), piece)
         if self._unsent:
             connection.waiting[self.id] = self
         elif self._end is not None:

@@ -17,7 +17,8 @@ from ppd.proxy.gateway.picking import PickerCall
 from ppd.proxy.gateway.reports import Reports
 from ppd.proxy.gateway.wire.frames import END_HEADERS, END_STREAM, PREFACE, FrameReader, FrameType, frame
 from ppd.proxy.gateway.wire.grpc import GrpcConnection, Method
-from ppd.proxy.gateway.wire.http2 import Heads, Http2Connection
+from ppd.proxy.gateway.wire.heads import Heads
+from ppd.proxy.gateway.wire.http2 import Http2Connection
 from ppd.proxy.gateway.wire.http2_stream import Stream
 from tests.proxy.gateway.envoy import MADE, proxy_of
 from tests.support.fake_connections import FakeTransport
@@ -36,7 +37,7 @@ class Echo:
     came: bytes = b""
     is_reset: bool = False
 
-    def data(self, piece: bytes) -> None:
+    def data(self, piece: memoryview) -> None:
         self.came += piece
 
     def half_closed(self) -> None:
@@ -68,7 +69,7 @@ class EchoServer:
 
 
 def frames_in(sent: bytes) -> list[tuple[int, int, int, bytes]]:
-    return [(one.kind, one.flags, one.stream, one.payload) for one in FrameReader().feed(PREFACE + sent)]
+    return [(*head, bytes(payload)) for *head, payload in FrameReader().feed(PREFACE + sent)]
 
 
 def echoed(parts: Iterable[bytes]) -> tuple[bytes, bool]:

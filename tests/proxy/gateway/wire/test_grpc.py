@@ -26,11 +26,11 @@ class Taker:
     is_lost: bool = False
     fails: bool = False
 
-    def message(self, data: bytes) -> None:
+    def message(self, data: bytes | memoryview) -> None:
         if self.fails:
             raise ValueError("of the method")
-        self.messages.append(data)
-        self.call.send(data.upper())
+        self.messages.append(bytes(data))
+        self.call.send(bytes(data).upper())
 
     def half_closed(self) -> None:
         self.call.finish()

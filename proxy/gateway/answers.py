@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from ..bodies.body_reader import Body
@@ -12,10 +12,39 @@ from ..connectors.leg import leg, public_fields
 from ..openai.body_members import Edited
 from ..openai.request import Request
 from .headers import ANSWERED, DESTINATION, LB_NAMESPACE, OWN_NAMESPACE
-from .messages import OVERWRITE_IF_EXISTS_OR_ADD, ProcessingResponse
+from .messages import (
+    BODY,
+    END_OF_STREAM,
+    OVERWRITE_IF_EXISTS_OR_ADD,
+    CommonResponse,
+    HeaderValueOption,
+    ProcessingResponse,
+    key_of,
+)
+from .wire.fields import field, field_head
 
 PIECE_BYTES = 62_000
 """Of a body that is sent back, in one message; as llm-d has it, below Envoy's and gRPC's usual limits."""
+
+
+_NAMED = 1024  # destinations whose metadata is kept encoded
+_STAGES = {
+    name: key_of("ProcessingResponse", name)
+    for name in ("request_headers", "response_headers", "request_body", "response_body")
+}
+_RESPONSE = key_of("HeadersResponse", "response")  # and of a `BodyResponse`
+_HEADER_MUTATION, _BODY_MUTATION = (key_of("CommonResponse", name) for name in ("header_mutation", "body_mutation"))
+_STREAMED = key_of("BodyMutation", "streamed_response")
+_SET_HEADERS, _REMOVE_HEADERS = (key_of("HeaderMutation", name) for name in ("set_headers", "remove_headers"))
+_HEADER, _KEY, _VALUE = (
+    key_of("HeaderValueOption", "header"),
+    key_of("HeaderValue", "key"),
+    key_of("HeaderValue", "raw_value"),
+)
+_REPLACES: bytes = HeaderValueOption(append_action=OVERWRITE_IF_EXISTS_OR_ADD).SerializeToString()
+_SHORT = b"%c%%c%c%%c%c%%c%%b%c%%c%%b%b" % (_SET_HEADERS, _HEADER, _KEY, _VALUE, _REPLACES)
+_SHORT_BYTES = 100  # of name and value: all sizes in the option then have one byte
+_CLEARS_ROUTE: bytes = CommonResponse(clear_route_cache=True).SerializeToString()
 
 
 @cache
@@ -28,33 +57,29 @@ def carry_on(stage: str) -> bytes:
 
 def picked(stage: str, sent: Mapping[str, str], removed: Iterable[str], body: bytes | None = None) -> bytes:
     """Where a request goes. body: what takes the place of its own, where Envoy holds that."""
-    answer = ProcessingResponse()
-    common = getattr(answer, stage).response
-    common.clear_route_cache = True
-    _mutate(common.header_mutation, sent, removed)
+    response = field(_HEADER_MUTATION, _mutation(sent, removed))
     if body is not None:
-        common.body_mutation.body = body
-    if destination := sent.get(DESTINATION):
-        told = answer.dynamic_metadata.fields[LB_NAMESPACE].struct_value
-        told.fields[DESTINATION].string_value = destination
-    return _encoded(answer)
+        response += field(_BODY_MUTATION, field(BODY, body))
+    answer = field(_STAGES[stage], field(_RESPONSE, response + _CLEARS_ROUTE))
+    destination = sent.get(DESTINATION)
+    return answer + _destined(destination) if destination else answer
 
 
 def told(sent: Mapping[str, str]) -> bytes:
     """Headers for the client."""
-    answer = ProcessingResponse()
-    _mutate(answer.response_headers.response.header_mutation, sent, ())
-    return _encoded(answer)
+    return field(_STAGES["response_headers"], field(_RESPONSE, field(_HEADER_MUTATION, _mutation(sent, ()))))
 
 
-def pieces(stage: str, body: bytes, *, is_last: bool) -> Iterator[bytes]:
-    """A body that goes on through the picker."""
+def pieces(stage: str, body: bytes, *, is_last: bool) -> Iterator[tuple[bytes, memoryview]]:
+    """A body that goes on through the picker: messages, each in two parts."""
+    whole = memoryview(body)
     for at in range(0, max(1, len(body)), PIECE_BYTES):
-        answer = ProcessingResponse()
-        streamed = getattr(answer, stage).response.body_mutation.streamed_response
-        streamed.body = body[at : at + PIECE_BYTES]
-        streamed.end_of_stream = is_last and at + PIECE_BYTES >= len(body)
-        yield _encoded(answer)
+        piece = whole[at : at + PIECE_BYTES]
+        head = END_OF_STREAM if is_last and at + PIECE_BYTES >= len(body) else b""
+        head += field_head(BODY, len(piece))
+        for outer in (_STREAMED, _BODY_MUTATION, _RESPONSE, _STAGES[stage]):
+            head = field_head(outer, len(head) + len(piece)) + head
+        yield head, piece
 
 
 def refusal(status: int, headers: Mapping[str, str], body: bytes) -> bytes:
@@ -64,17 +89,34 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes) -> bytes:
     immediate.status.code = status
     immediate.body = body
     answer.dynamic_metadata.fields[OWN_NAMESPACE].struct_value.fields[ANSWERED].bool_value = True
-    _mutate(immediate.headers, headers, ())
+    immediate.headers.MergeFromString(_mutation(headers, ()))
     return _encoded(answer)
 
 
-def _mutate(mutation: Any, sent: Mapping[str, str], removed: Iterable[str]) -> None:
-    mutation.remove_headers.extend(removed)
-    for name, value in sent.items():
-        option = mutation.set_headers.add()
-        option.append_action = OVERWRITE_IF_EXISTS_OR_ADD
-        option.header.key = name.lower()
-        option.header.raw_value = value.encode("latin-1", "replace")
+@lru_cache(_NAMED)
+def _destined(destination: str) -> bytes:
+    """The metadata that names it."""
+    answer = ProcessingResponse()
+    told = answer.dynamic_metadata.fields[LB_NAMESPACE].struct_value
+    told.fields[DESTINATION].string_value = destination
+    return _encoded(answer)
+
+
+def _mutation(sent: Mapping[str, str], removed: Iterable[str]) -> bytes:
+    """A `HeaderMutation`."""
+    changes = [_option(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in sent.items()]
+    changes += [field(_REMOVE_HEADERS, name.encode()) for name in removed]
+    return b"".join(changes)
+
+
+def _option(name: bytes, value: bytes) -> bytes:
+    """One of a mutation's `set_headers`."""
+    of_name, of_value = len(name), len(value)
+    if of_name + of_value < _SHORT_BYTES:
+        within = of_name + of_value + 4
+        return _SHORT % (within + 2 + len(_REPLACES), within, of_name, name, of_value, value)
+    header = field(_KEY, name) + field(_VALUE, value)
+    return field(_SET_HEADERS, field(_HEADER, header) + _REPLACES)
 
 
 def _encoded(answer: Any) -> bytes:
@@ -85,10 +127,7 @@ def _encoded(answer: Any) -> bytes:
 def edited(request: Request) -> bytes | None:
     """The body that workers may see, where it is another than the client's."""
     fields = public_fields(request.fields)
-    is_same = len(fields) == len(request.fields) and all(
-        fields.get(name) is value for name, value in request.fields.items()
-    )
-    if is_same and not isinstance(request.fields, Edited):
+    if fields == request.fields and not isinstance(request.fields, Edited):
         return None
     return leg(request.endpoint, fields, "", request.fields).body
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from ..admission.auth import FORWARDED, SESSION
@@ -28,6 +29,8 @@ LB_NAMESPACE, SUBSET_NAMESPACE = "envoy.lb", "envoy.lb.subset_hint"
 """Of Envoy's metadata: where it reads the destination too, and where it says among which workers to choose."""
 OWN_NAMESPACE, ANSWERED = "ppd", "answered"
 """Of that metadata: whether an answer is the picker's own, which Envoy must leave as it is."""
+OF_ANSWER = frozenset({":status", "content-type", ATTEMPTS})
+"""What is read of an answer's head."""
 SUBSET = "x-gateway-destination-endpoint-subset"
 
 # What belongs to the connection, to Envoy, or to bodies. The rest of a client's headers could steer an engine, a
@@ -45,14 +48,19 @@ _KEPT = {
     "expect",
     "x-request-id",
 }
-_NAME, _CUTS = re.compile(r":?[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(rb"[\r\n\0]")
+_NAME, _CUTS = re.compile(r":?[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"[\r\n\0]")
+_USUAL_NAMES = re.compile("(?: ?[:a-z][a-z0-9-]*)*")
 _NUMBER = re.compile("[0-9]{1,4}")
+_KINDS_OF_CLIENTS = 64  # by the names of their headers, which are remembered
 _KEPT_BEGIN = (":", "x-forwarded-", "x-envoy-")
 
 
-def removed(headers: Iterable[str], sent: Mapping[str, str]) -> list[str]:
+@lru_cache(_KINDS_OF_CLIENTS)
+def removed(headers: tuple[str, ...], sent: frozenset[str]) -> tuple[str, ...]:
     """Which of a client's headers must not reach a worker. sent: those that the picker sets, which replace them."""
-    return [name for name in headers if name not in _KEPT and name not in sent and not name.startswith(_KEPT_BEGIN)]
+    return tuple(
+        name for name in headers if name not in _KEPT and name not in sent and not name.startswith(_KEPT_BEGIN)
+    )
 
 
 def to_worker(
@@ -75,19 +83,31 @@ def item_numbers(text: str) -> frozenset[int] | None:
     return frozenset(map(int, numbers)) if numbers else None
 
 
-def read(headers: Any) -> dict[str, str]:
-    """Names in lower case, values with a character for each byte; the first of a repeated one."""
-    found: dict[str, str] = {}
-    for header in headers.headers:
-        value: bytes = header.raw_value or header.value.encode()
-        if _NAME.fullmatch(header.key) and not _CUTS.search(value):  # HTTP has no others
-            found.setdefault(header.key.lower(), value.decode("latin-1"))
+def read(headers: Any, wanted: Container[str] | None = None) -> dict[str, str]:
+    """Names in lower case, values with a character for each byte; the first of a repeated one. wanted: None for all."""
+    given = [
+        (one.key, (one.raw_value or one.value.encode()).decode("latin-1"))
+        for one in headers.headers
+        if wanted is None or one.key in wanted
+    ]
+    found = dict(given)
+    if (
+        len(found) == len(given)
+        and _USUAL_NAMES.fullmatch(" ".join(found))
+        and not _CUTS.search("".join(found.values()))
+    ):
+        return found
+    found = {}
+    for name, value in given:
+        if _NAME.fullmatch(name) and not _CUTS.search(value):  # HTTP has no others
+            found.setdefault(name.lower(), value)
     return found
 
 
 def subset(metadata: Any) -> frozenset[WorkerId] | None:
     """The workers among which Envoy lets choose; None: all."""
-    hint = metadata.filter_metadata.get(SUBSET_NAMESPACE)
+    told = metadata.filter_metadata
+    hint = told.get(SUBSET_NAMESPACE) if told else None
     if hint is None or SUBSET not in hint.fields:
         return None
     given = hint.fields[SUBSET]
@@ -97,5 +117,6 @@ def subset(metadata: Any) -> frozenset[WorkerId] | None:
 
 def served(metadata: Any) -> WorkerId:
     """Empty where Envoy does not say it."""
-    told = metadata.filter_metadata.get(LB_NAMESPACE)
-    return WorkerId("" if told is None or SERVED not in told.fields else told.fields[SERVED].string_value)
+    told = metadata.filter_metadata
+    served = told.get(LB_NAMESPACE) if told else None
+    return WorkerId("" if served is None or SERVED not in served.fields else served.fields[SERVED].string_value)

@@ -16,6 +16,8 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
+from .wire.fields import key, read_number
+
 _EXT_PROC, _CORE, _TYPE = "envoy.service.ext_proc.v3", "envoy.config.core.v3", "envoy.type.v3"
 _HEALTH = "grpc.health.v1"
 _SCALARS = {
@@ -147,9 +149,46 @@ def _message(full_name: str) -> Any:
 
 ProcessingRequest = _message(f"{_EXT_PROC}.ProcessingRequest")
 ProcessingResponse = _message(f"{_EXT_PROC}.ProcessingResponse")
+CommonResponse = _message(f"{_EXT_PROC}.CommonResponse")
+HeaderValueOption = _message(f"{_CORE}.HeaderValueOption")
 HealthCheckRequest = _message(f"{_HEALTH}.HealthCheckRequest")
 HealthCheckResponse = _message(f"{_HEALTH}.HealthCheckResponse")
 BUFFERED, FULL_DUPLEX_STREAMED = 2, 4
 """Of `ProtocolConfiguration`'s body modes (`ProcessingMode.BodySendMode`)."""
 OVERWRITE_IF_EXISTS_OR_ADD = 2
 """Of `HeaderValueOption.append_action`."""
+
+
+def key_of(message: str, name: str) -> int:
+    """Of a field that is a string, bytes or a message: what stands before it."""
+    full_name = next(each for each in FIELDS if each.endswith(f".{message}"))
+    number: int = POOL.FindMessageTypeByName(full_name).fields_by_name[name].number
+    return key(number)
+
+
+_BODY_STAGES = {key_of("ProcessingRequest", stage): stage for stage in ("request_body", "response_body")}
+_NO_METADATA = bytes((key_of("ProcessingRequest", "metadata_context"), 0))
+BODY, END_OF_STREAM = key_of("HttpBody", "body"), b"\x10\x01"
+"""Of `HttpBody` and of `StreamedBodyResponse`: what stands before the body, and `end_of_stream` where it is true."""
+_TAILS = {b"": False, END_OF_STREAM: True, _NO_METADATA: False, END_OF_STREAM + _NO_METADATA: True}
+
+
+def body_piece(data: bytes | memoryview) -> tuple[str, bytes, bool] | None:
+    """The stage, a piece of the body, and whether it is the last; None where the message says more, or something else.
+
+    Most of what comes is bodies, and a message object would copy each of them twice.
+    """
+    message = memoryview(data)
+    stage = _BODY_STAGES.get(message[0]) if message else None
+    if stage is None:
+        return None
+    size, begin = read_number(message, 1)
+    end = begin + size
+    if message[begin : begin + 1] != bytes((BODY,)):
+        return None
+    size, begin = read_number(message, begin + 1)
+    behind = begin + size
+    is_last = _TAILS.get(bytes(message[behind : behind + 5])) if behind <= len(message) else None
+    if is_last is None or end != behind + len(END_OF_STREAM) * is_last:
+        return None
+    return stage, bytes(message[begin:behind]), is_last

@@ -64,13 +64,10 @@ class PickedTurn:
         self._waiting: asyncio.TimerHandle | None = None  # for a report
         self._learner = learner
         self._chooser = chooser
-        request = job.request
-        reply = ReplyKey(request)
-        observer = AnswerObserver(request.endpoint, reply)
-        self._opened = OpenAnswer("", b"", observer, reply, None)
+        self._seen: OpenAnswer | None = None  # once any of it is
         self._relay: StreamRelay | None = None  # of a stream, once it is shown
         self._body = bytearray()
-        self._is_stream = self._is_seen = self._is_cut = False
+        self._is_stream = self._is_cut = False
         self._ended_s: float | None = None  # of Envoy's call, or of the answer
         self.on_end: Callable[[float], None] = lambda ended_s: None  # called once, when all is known
         self.encoders: PickedEncoders | None = None  # None: no media, or no encoder in the fleet
@@ -78,7 +75,7 @@ class PickedTurn:
         self._status = 0
         self._times_s: tuple[float, float] | None = None  # of the first and the last token
         self._attempt = attempt
-        attempt.request = request.without_prompt()
+        attempt.request = job.request.without_prompt()
         attempt.handoff = None if attempt.decision.prefill is None else _PULLED
         self._job = replace(job, request=attempt.request)
         try:
@@ -168,7 +165,7 @@ class PickedTurn:
 
     def observe(self, data: bytes) -> None:
         """A piece of the answer's body."""
-        self._is_seen = True
+        opened = self._answer()
         if self.is_over or self._status != OK or self._is_cut:
             return
         if not self._is_stream:
@@ -176,9 +173,9 @@ class PickedTurn:
             self._body += b"" if self._is_cut else data
             return
         if self._relay is None:
-            self._relay = StreamRelay(self._attempt.request.endpoint, Edits(), self._opened.observer)
+            self._relay = StreamRelay(self._attempt.request.endpoint, Edits(), opened.observer)
         self._relay.feed(data)
-        summary, now_s = self._opened.observer.summary, self._state.now()
+        summary, now_s = opened.observer.summary, self._state.now()
         if summary.first_token_seen:
             self._times_s = (now_s if self._times_s is None else self._times_s[0]), now_s
         if summary.completed:
@@ -193,16 +190,16 @@ class PickedTurn:
         self._take_early()
         if self.is_over or self._waiting is not None:
             return
-        summary = self._opened.observer.summary
-        if self._body and not self._is_cut:
-            self._opened.observer.observe_body(bytes(self._body))
+        opened = self._seen
+        if opened is not None and self._body and not self._is_cut:
+            opened.observer.observe_body(bytes(self._body))
         if not self._status:
             self._left()
         elif self._status != OK:
             self._failed(refusal(self._status, b"", worker=self._attempt.decode, phase=Phase.HEADERS))
-        elif summary.completed and summary.finish_reason != ABORTED:
-            self._completed()
-        elif self._is_seen and not self._is_cut:
+        elif opened is not None and _is_good(opened):
+            self._completed(opened)
+        elif opened is not None and not self._is_cut:
             self._broken()
         elif self._reports.comes_from(self.worker):
             self._waiting = asyncio.get_running_loop().call_later(REPORTED_S, self._unreported)
@@ -254,17 +251,19 @@ class PickedTurn:
     def _reported_whole(self, report: TurnReport) -> None:
         if not self._status:  # it came before Envoy told of the head
             self.began(OK, is_stream=self._is_stream)
-        attempt, summary = self._attempt, self._opened.observer.summary
+        attempt, opened = self._attempt, self._seen
         attempt.handoff = None
         if report.route in (Route.SPLIT, Route.READBACK):
             attempt.handoff = Handoff(params={}, tokens=0, cached_tokens=report.prefill_cached_tokens)
-        if not self._is_seen:
-            self._opened.reply.give_up()  # its text is not known
+        if opened is None:
+            opened = self._answer()
+            opened.reply.give_up()  # its text is not known
+        summary = opened.observer.summary
         summary.prompt_tokens, summary.completion_tokens = report.prompt_tokens, report.completion_tokens
         summary.cached_tokens = report.decode_cached_tokens
         if report.first_token_s is not None and report.last_token_s is not None:
             self._times_s = attempt.asked_s + report.first_token_s, attempt.asked_s + report.last_token_s
-        self._completed()
+        self._completed(opened)
 
     def _blame_leg(self, failed: FailedLeg) -> None:
         """A leg of the turn that failed, whatever became of the turn. A sidecar knows its engine by another address."""
@@ -286,6 +285,14 @@ class PickedTurn:
             health.leg_failed(leg, exc, worker, attempt.asked_s)
         self._state.metrics.failures.labels(failed.leg, phase, cause).inc()
 
+    def _answer(self) -> OpenAnswer:
+        """What is seen of it."""
+        if self._seen is None:
+            request = self._attempt.request
+            reply = ReplyKey(request)
+            self._seen = OpenAnswer("", b"", AnswerObserver(request.endpoint, reply), reply, None)
+        return self._seen
+
     def _elapsed_s(self) -> float:
         return self._state.now() - self._attempt.started_s
 
@@ -293,11 +300,11 @@ class PickedTurn:
         self._state.health.left(self._attempt.decision)
         self._chooser.left(self._job, asyncio.CancelledError())
 
-    def _completed(self) -> None:
-        if self._opened.observer.summary.prompt_tokens is None:
-            self._assumed(self._opened.reply.key())
+    def _completed(self, opened: OpenAnswer) -> None:
+        if opened.observer.summary.prompt_tokens is None:
+            self._assumed(opened.reply.key())
         else:
-            complete(self._state, self._learner, self._job.match, self._attempt, self._opened, self._times_s)
+            complete(self._state, self._learner, self._job.match, self._attempt, opened, self._times_s)
 
     def _assumed(self, reply: PrefixEnd | None) -> None:
         self._attempt.booking.release(self._state.now())
@@ -347,3 +354,8 @@ class PickedTurn:
         attempt.booking.release(now_s)
         attempt.touches.close()
         self._state.admission.admit_waiting()
+
+
+def _is_good(opened: OpenAnswer) -> bool:
+    summary = opened.observer.summary
+    return summary.completed and summary.finish_reason != ABORTED

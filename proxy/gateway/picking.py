@@ -30,8 +30,8 @@ from ..routing.receipt_notes import decision_headers
 from ..routing.service import Caller, error_reply
 from ..telemetry.access_log import AccessRecord
 from . import answers
-from .headers import DESTINATION, read, removed, served, subset, to_worker
-from .messages import BUFFERED, FULL_DUPLEX_STREAMED, ProcessingRequest
+from .headers import DESTINATION, OF_ANSWER, read, removed, served, subset, to_worker
+from .messages import BUFFERED, FULL_DUPLEX_STREAMED, ProcessingRequest, body_piece
 from .other_requests import App, OtherRequest, decoded_path
 from .picked_encoders import PickedEncoders
 from .picked_turn import PickedTurn
@@ -73,20 +73,25 @@ class PickerCall:
     def message(self, data: bytes | memoryview) -> None:
         if self._is_over:
             return
+        piece = body_piece(data)
+        if piece is not None:
+            _BODY_STAGES[piece[0]](self, *piece[1:])
+            return
         try:
             request = ProcessingRequest.FromString(data)
         except DecodeError:
             self._end(GrpcStatus.INVALID_ARGUMENT, "the message is no ProcessingRequest")
             return
         stage = request.WhichOneof("request")
-        take = _STAGES.get(stage)
-        if take is None:
+        if stage is None:
             self._end(GrpcStatus.INVALID_ARGUMENT, "the message is of no known stage")
-            return
-        if request.observability_mode:  # its answers would be ignored, and the worker booked for nothing
+        elif request.observability_mode:  # its answers would be ignored, and the worker booked for nothing
             self._end(GrpcStatus.UNIMPLEMENTED, "this picker only decides")
-            return
-        take(self, request, getattr(request, stage))
+        elif stage in _BODY_STAGES:
+            body = getattr(request, stage)
+            _BODY_STAGES[stage](self, body.body, body.end_of_stream)
+        else:
+            _STAGES[stage](self, request, getattr(request, stage))
 
     def half_closed(self) -> None:
         """Envoy has no more to tell."""
@@ -143,15 +148,15 @@ class PickerCall:
         elif not self._sends_back:
             self._hear_on()
 
-    def _request_body(self, _: Any, body: Any) -> None:
+    def _request_body(self, piece: bytes, is_last: bool) -> None:
         if self._is_whole or (self._caller is None and self._other is None):
             self._end(GrpcStatus.INVALID_ARGUMENT, "a body came without its head, or after its end")
             return
-        self._body_bytes += len(body.body)
+        self._body_bytes += len(piece)
         if self._other is not None:
-            self._other.take(body.body)
+            self._other.take(piece)
         else:
-            self._body.add(body.body)
+            self._body.add(piece)
         try:
             if self._body_bytes > self._proxy.settings.config.body_limit_bytes:
                 raise self._too_large()
@@ -160,7 +165,7 @@ class PickerCall:
             self._refuse(exc)
             return
         # A body that Envoy holds comes in one piece. If trailers follow, that does not say that it is the last one.
-        if body.end_of_stream or not self._sends_back:
+        if is_last or not self._sends_back:
             self._ends_body()
 
     def _request_trailers(self, _: Any, trailers: Any) -> None:
@@ -249,9 +254,9 @@ class PickerCall:
         assert self._caller is not None, "its turn was decided"
         if self._headers.get(":path") != self._caller.endpoint:  # escapes, a query: a worker may read them otherwise
             sent[":path"] = self._caller.endpoint
-        gone = removed(self._headers, sent)
+        gone = removed(tuple(self._headers), frozenset(sent))
         if edited is not None and "content-encoding" in self._headers:
-            gone.append("content-encoding")
+            gone = (*gone, "content-encoding")
         if edited is not None and "content-length" in self._headers:  # Envoy does not correct it, and then answers 503
             sent = {**sent, "content-length": str(len(edited))}
         if not self._sends_back:
@@ -259,8 +264,7 @@ class PickerCall:
             return
         self._send(answers.picked("request_headers", sent, gone))
         carried = answers.whole(body) if edited is None else edited
-        for piece in answers.pieces("request_body", carried, is_last=not self._has_trailers):
-            self._send(piece)
+        self._send_pieces("request_body", carried, is_last=not self._has_trailers)
         if self._has_trailers:
             self._send(answers.carry_on("request_trailers"))
 
@@ -286,19 +290,22 @@ class PickerCall:
     def _response_headers(self, request: Any, head: Any) -> None:
         sent: dict[str, str] = {}
         if self._turn is not None and self._caller is not None:
-            self._turn.head(read(head.headers), served(request.metadata_context))
+            self._turn.head(read(head.headers, OF_ANSWER), served(request.metadata_context))
             sent = self._told_of(self._caller)
             if head.end_of_stream:
                 self._turn.ended()
         self._send(answers.told(sent))
 
-    def _response_body(self, _: Any, body: Any) -> None:
+    def _response_body(self, piece: bytes, is_last: bool) -> None:
         if self._turn is not None:
-            if body.body:
-                self._turn.observe(body.body)
-            if body.end_of_stream:
+            if piece:
+                self._turn.observe(piece)
+            if is_last:
                 self._turn.ended()
-        self._go_on("response_body", body, self._answer_is_sent_back)
+        if self._answer_is_sent_back:
+            self._send_pieces("response_body", piece, is_last=is_last)
+        else:
+            self._send(answers.carry_on("response_body"))
 
     def _response_trailers(self, _: Any, trailers: Any) -> None:
         if self._turn is not None:
@@ -307,17 +314,14 @@ class PickerCall:
 
     # -- what is answered
 
-    def _go_on(self, stage: str, body: Any, is_sent_back: bool) -> None:
-        """A piece of a body that is not held here."""
-        if not is_sent_back:
-            self._send(answers.carry_on(stage))
-            return
-        for piece in answers.pieces(stage, body.body, is_last=body.end_of_stream):
-            self._send(piece)
-
     def _send(self, message: bytes) -> None:
         if not self._is_over:
             self._call.send(message)
+
+    def _send_pieces(self, stage: str, body: bytes, *, is_last: bool) -> None:
+        if not self._is_over:
+            for head, piece in answers.pieces(stage, body, is_last=is_last):
+                self._call.send(head, piece)
 
     def _refuse(self, exc: PPDError, caller: Caller | None = None) -> None:
         known = caller or self._caller
@@ -367,9 +371,8 @@ class PickerCall:
 
 _STAGES = {
     "request_headers": PickerCall._request_headers,
-    "request_body": PickerCall._request_body,
     "request_trailers": PickerCall._request_trailers,
     "response_headers": PickerCall._response_headers,
-    "response_body": PickerCall._response_body,
     "response_trailers": PickerCall._response_trailers,
 }
+_BODY_STAGES = {"request_body": PickerCall._request_body, "response_body": PickerCall._response_body}

@@ -25,7 +25,7 @@ from ..openai.request import Endpoint
 from ..routing.attempt import Attempt, Job
 from ..routing.receipt_notes import as_shadow
 from ..routing.service import Caller
-from .headers import DESTINATION, ENCODER_ITEMS, ENCODERS, PREFILLER, item_numbers, read, served
+from .headers import DESTINATION, ENCODER_ITEMS, ENCODERS, OF_ANSWER, PREFILLER, item_numbers, read, served
 from .messages import ProcessingRequest
 from .picked_encoders import PickedEncoders
 from .picked_turn import PickedTurn
@@ -197,7 +197,7 @@ class ShadowCall:
         assert self._turn is not None, "it is followed"
         if stage == "response_headers":
             head = request.response_headers
-            self._turn.head(read(head.headers), served(request.metadata_context))
+            self._turn.head(read(head.headers, OF_ANSWER), served(request.metadata_context))
             if head.end_of_stream:
                 self._turn.ended()
         elif stage == "response_body":

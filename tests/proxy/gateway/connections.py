@@ -69,7 +69,9 @@ class EchoServer:
 
 
 def frames_in(sent: bytes) -> list[tuple[int, int, int, bytes]]:
-    return [(*head, bytes(payload)) for *head, payload in FrameReader().feed(PREFACE + sent)]
+    return [
+        (kind, flags, stream, bytes(payload)) for kind, flags, stream, payload in FrameReader().feed(PREFACE + sent)
+    ]
 
 
 def echoed(parts: Iterable[bytes]) -> tuple[bytes, bool]:

@@ -58,8 +58,8 @@ class Envoy:
     async def answer_other(self, scope: Any, receive: Any, send: Any) -> None:
         await create_app(self.proxy)(scope, receive, send)
 
-    def send(self, message: bytes) -> None:
-        self.answers.append(ProcessingResponse.FromString(message))
+    def send(self, message: bytes, rest: bytes | memoryview = b"") -> None:
+        self.answers.append(ProcessingResponse.FromString(message + rest))
 
     def finish(self, status: GrpcStatus = GrpcStatus.OK, message: str = "") -> None:
         self.status = status
@@ -74,9 +74,11 @@ class Envoy:
             request.metadata_context.filter_metadata[namespace].update(told)
         for name, value in values.items():
             setattr(part, name, value)
-        request.protocol_config.request_body_mode = FULL_DUPLEX_STREAMED if self.duplex else self.body_mode
-        if self.duplex:
-            request.protocol_config.response_body_mode = FULL_DUPLEX_STREAMED
+        request.metadata_context.SetInParent()
+        if stage == "request_headers":
+            request.protocol_config.request_body_mode = FULL_DUPLEX_STREAMED if self.duplex else self.body_mode
+            if self.duplex:
+                request.protocol_config.response_body_mode = FULL_DUPLEX_STREAMED
         self.call.message(request.SerializeToString())
 
     def head(self, path: str = CHAT, method: str = "POST", **more: Any) -> None:

@@ -22,7 +22,8 @@ from ppd.proxy.gateway.wire.frames import (
     FrameType,
     frame,
 )
-from ppd.proxy.gateway.wire.http2 import HEAD_LIMIT_BYTES, WINDOW_BYTES
+from ppd.proxy.gateway.wire.heads import HEAD_LIMIT_BYTES
+from ppd.proxy.gateway.wire.http2 import WINDOW_BYTES
 from tests.proxy.gateway.connections import EchoServer, echoed
 
 HEAD = [(":method", "POST"), (":path", "/a.B/C"), (":scheme", "http"), (":authority", "x")]

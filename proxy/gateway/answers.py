@@ -27,7 +27,7 @@ PIECE_BYTES = 62_000
 """Of a body that is sent back, in one message; as llm-d has it, below Envoy's and gRPC's usual limits."""
 
 
-_NAMED = 1024  # destinations whose metadata is kept encoded
+_KEPT = 1024  # of each kind, encoded
 _STAGES = {
     name: key_of("ProcessingResponse", name)
     for name in ("request_headers", "response_headers", "request_body", "response_body")
@@ -67,7 +67,8 @@ def picked(stage: str, sent: Mapping[str, str], removed: Iterable[str], body: by
 
 def told(sent: Mapping[str, str]) -> bytes:
     """Headers for the client."""
-    return field(_STAGES["response_headers"], field(_RESPONSE, field(_HEADER_MUTATION, _mutation(sent, ()))))
+    changes = b"".join([_own_option(name, value) for name, value in sent.items()])
+    return field(_STAGES["response_headers"], field(_RESPONSE, field(_HEADER_MUTATION, changes)))
 
 
 def pieces(stage: str, body: bytes, *, is_last: bool) -> Iterator[tuple[bytes, memoryview]]:
@@ -93,7 +94,7 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes) -> bytes:
     return _encoded(answer)
 
 
-@lru_cache(_NAMED)
+@lru_cache(_KEPT)
 def _destined(destination: str) -> bytes:
     """The metadata that names it."""
     answer = ProcessingResponse()
@@ -104,19 +105,23 @@ def _destined(destination: str) -> bytes:
 
 def _mutation(sent: Mapping[str, str], removed: Iterable[str]) -> bytes:
     """A `HeaderMutation`."""
-    changes = [_option(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in sent.items()]
+    changes = [_option(name, value) for name, value in sent.items()]
     changes += [field(_REMOVE_HEADERS, name.encode()) for name in removed]
     return b"".join(changes)
 
 
-def _option(name: bytes, value: bytes) -> bytes:
+def _option(name: str, value: str) -> bytes:
     """One of a mutation's `set_headers`."""
-    of_name, of_value = len(name), len(value)
-    if of_name + of_value < _SHORT_BYTES:
-        within = of_name + of_value + 4
-        return _SHORT % (within + 2 + len(_REPLACES), within, of_name, name, of_value, value)
-    header = field(_KEY, name) + field(_VALUE, value)
-    return field(_SET_HEADERS, field(_HEADER, header) + _REPLACES)
+    key, raw = name.lower().encode(), value.encode("latin-1", "replace")
+    of_key, of_raw = len(key), len(raw)
+    if of_key + of_raw < _SHORT_BYTES:
+        within = of_key + of_raw + 4
+        return _SHORT % (within + 2 + len(_REPLACES), within, of_key, key, of_raw, raw)
+    return field(_SET_HEADERS, field(_HEADER, field(_KEY, key) + field(_VALUE, raw)) + _REPLACES)
+
+
+_own_option = lru_cache(_KEPT)(_option)
+"""Of what the picker tells clients, most is the same in many turns."""
 
 
 def _encoded(answer: Any) -> bytes:

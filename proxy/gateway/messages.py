@@ -178,10 +178,10 @@ def body_piece(data: bytes | memoryview) -> tuple[str, bytes, bool] | None:
 
     Most of what comes is bodies, and a message object would copy each of them twice.
     """
-    message = memoryview(data)
-    stage = _BODY_STAGES.get(message[0]) if message else None
+    stage = _BODY_STAGES.get(data[0]) if data else None
     if stage is None:
         return None
+    message = memoryview(data)
     size, begin = read_number(message, 1)
     end = begin + size
     if message[begin : begin + 1] != bytes((BODY,)):

@@ -14,20 +14,24 @@ def key(number: int) -> int:
 
 
 def field(key: int, value: bytes) -> bytes:
-    size = len(value)
-    return (bytes((key, size)) if size < 0x80 else field_head(key, size)) + value
+    return field_head(key, len(value)) + value
 
 
 def field_head(key: int, size: int) -> bytes:
     """What stands before a field's value."""
     if size < 0x80:
         return bytes((key, size))
-    head = bytearray((key,))
-    while size >= 0x80:
-        head.append(size & 0x7F | 0x80)
-        size >>= 7
-    head.append(size)
-    return bytes(head)
+    if size < 0x4000:
+        return bytes((key, size & 0x7F | 0x80, size >> 7))
+    return bytes((key,)) + _number(size)
+
+
+def _number(number: int) -> bytes:
+    encoded = bytearray()
+    while number >= 0x80:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes(encoded) + bytes((number,))
 
 
 def read_number(message: memoryview, at: int) -> tuple[int, int]:

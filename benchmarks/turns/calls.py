@@ -12,18 +12,18 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 import ppd.proxy
 
 from ..small.decision_cost import SIZES, conversation
-from ..small.proxy_here import TurnBench, bench
+from ..small.proxy_here import bench
 
 LIMITS = {"SPLIT": 646, "LOCAL": 453}
 """With the compiled modules; of the first turn of a conversation of three messages, and of its second. Lower them."""
@@ -31,6 +31,7 @@ LIMITS = {"SPLIT": 646, "LOCAL": 453}
 CONVERSATIONS = 12
 _SHOWN = 25
 _PROXY = str(Path(ppd.proxy.__file__).parent)
+_Told = TypeVar("_Told")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,8 @@ async def count() -> dict[str, TurnWork]:
     one, found = bench(0), dict[str, TurnWork]()
     try:
         for number in range(CONVERSATIONS):
-            for body in _bodies(number):
-                name, work = await _counted(one, body)
+            for body in bodies(number):
+                name, work = await counted(one.turn(body, 99))
                 route = name.split()[-1]
                 found[route] = min(found.get(route, work), work, key=lambda each: each.calls.total())
     finally:
@@ -58,17 +59,17 @@ async def count() -> dict[str, TurnWork]:
     return found
 
 
-def _bodies(number: int) -> tuple[bytes, bytes]:
+def bodies(number: int) -> tuple[bytes, bytes]:
     first, second = conversation(number, *SIZES["2 KB"], 0)
     assert first is not None, "it has three messages"
     return first, second
 
 
-async def _counted(one: TurnBench, body: bytes) -> tuple[str, TurnWork]:
+async def counted(turn: Awaitable[_Told]) -> tuple[_Told, TurnWork]:
     work, before = TurnWork(), sys.gettrace()
     sys.settrace(_tracer(work))
     try:
-        return await one.turn(body, 99), work
+        return await turn, work
     finally:
         sys.settrace(before)
 
@@ -92,11 +93,16 @@ def _tracer(work: TurnWork) -> Callable[[FrameType, str, Any], Any]:
 @click.option("--instructions", "by_instructions", is_flag=True, help="Show the functions that take most instructions.")
 def main(by_instructions: bool) -> None:
     """Counts the Python calls of a SPLIT and of a LOCAL turn, and the instructions that they take."""
-    for route, work in asyncio.run(count()).items():
+    for line in lines(asyncio.run(count()), LIMITS, by_instructions):
+        click.echo(line)
+
+
+def lines(found: Mapping[str, TurnWork], limits: Mapping[str, int], by_instructions: bool) -> Iterator[str]:
+    for route, work in found.items():
         calls, instructions = work.calls.total(), work.instructions.total()
-        click.echo(f"{route}: {calls} calls, of which at most {LIMITS[route]} are allowed; {instructions} instructions")
+        yield f"{route}: {calls} calls, of which at most {limits[route]} are allowed; {instructions} instructions"
         for name, times in (work.instructions if by_instructions else work.calls).most_common(_SHOWN):
-            click.echo(f"{times:5} {name}")
+            yield f"{times:5} {name}"
 
 
 if __name__ == "__main__":

@@ -220,7 +220,9 @@ class PickerCall:
     async def _choose(self, caller: Caller, body: Body, *, is_same: bool) -> None:
         proxy = self._proxy
         request, context = await proxy.turns.read(caller, body)
-        request, context = proxy.turns.in_scope(caller, request), replace(context, only=self._only)
+        request = proxy.turns.in_scope(caller, request)
+        if self._only is not None:
+            context = replace(context, only=self._only)
         job = await proxy.chooser.enter(request, caller.receipt, context)
         try:
             attempt = await proxy.chooser.choose(job)

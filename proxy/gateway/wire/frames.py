@@ -9,6 +9,7 @@ from enum import IntEnum
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_LIMIT_BYTES = 64 * 1024  # that the peer may send
 _HEAD = struct.Struct(">BHBBI")  # the payload's size in three bytes, kind, flags, stream
+_HEAD_BYTES = 9
 STREAM_NUMBER = 0x7FFFFFFF  # of a stream: the bit above is reserved
 
 
@@ -90,15 +91,15 @@ class FrameReader:
             data = bytes(held)
             held.clear()
         view, at, end = memoryview(data), 0, len(data)
-        self._wanted = _HEAD.size
-        while end - at >= _HEAD.size:
+        self._wanted = _HEAD_BYTES
+        while end - at >= _HEAD_BYTES:
             high, low, kind, flags, number = _HEAD.unpack_from(data, at)
             size = high << 16 | low
             if size > FRAME_LIMIT_BYTES:
                 raise Broken(Code.FRAME_SIZE_ERROR)
-            begin = at + _HEAD.size
+            begin = at + _HEAD_BYTES
             if begin + size > end:
-                self._wanted = _HEAD.size + size
+                self._wanted = _HEAD_BYTES + size
                 break
             at = begin + size
             yield kind, flags, number & STREAM_NUMBER, view[begin:at]
@@ -110,7 +111,7 @@ class FrameReader:
         if not PREFACE.startswith(held[: len(PREFACE)]):
             raise Broken(Code.PROTOCOL_ERROR)
         if len(held) >= len(PREFACE):
-            self._has_preface, self._wanted = True, _HEAD.size
+            self._has_preface, self._wanted = True, _HEAD_BYTES
             del held[: len(PREFACE)]
 
 

@@ -24,6 +24,7 @@ MESSAGE_LIMIT_BYTES = 64 * 1024 * 1024
 HELD_LIMIT_BYTES = 4 * MESSAGE_LIMIT_BYTES
 UNREAD_LIMIT_BYTES = 128 * 1024 * 1024  # answers that a peer does not read; then its connection is dropped
 _PREFIX = struct.Struct(">BI")
+_PREFIX_BYTES = 5
 
 
 class GrpcStatus(IntEnum):
@@ -103,7 +104,7 @@ class _Messages:
         self._counted = 0  # there, of what is held
         self._taker: MessageTaker | None = taker
         self._held = bytearray()
-        self._wanted = _PREFIX.size
+        self._wanted = _PREFIX_BYTES
 
     def data(self, piece: memoryview) -> None:
         if self._taker is None:  # it was refused
@@ -128,16 +129,16 @@ class _Messages:
     def _cut(self, came: memoryview) -> None:
         """came: from the beginning of a message on."""
         at, end = 0, len(came)
-        self._wanted = _PREFIX.size
-        while end - at >= _PREFIX.size and self._taker is not None:
+        self._wanted = _PREFIX_BYTES
+        while end - at >= _PREFIX_BYTES and self._taker is not None:
             flags, size = _PREFIX.unpack_from(came, at)
             if flags or size > MESSAGE_LIMIT_BYTES:
                 why = "is compressed" if flags else f"is longer than {MESSAGE_LIMIT_BYTES} bytes"
                 self._refuse(GrpcStatus.UNIMPLEMENTED if flags else GrpcStatus.RESOURCE_EXHAUSTED, f"the message {why}")
                 return
-            begin = at + _PREFIX.size
+            begin = at + _PREFIX_BYTES
             if begin + size > end:
-                self._wanted = _PREFIX.size + size
+                self._wanted = _PREFIX_BYTES + size
                 break
             at = begin + size
             self._taker.message(came[begin:at])

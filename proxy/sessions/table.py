@@ -250,19 +250,11 @@ class SessionTable:
                 judged.append((found, kind, turn))
         if len(judged) < 2:  # nearly always
             return judged[0] if judged else None
-        best: _Judged | None = None
-        own: _Judged | None = None
-        most = -1, False
-        for one in judged:
-            found, kind, _ = one
-            goes_on = kind is not MatchKind.BRANCH
-            if goes_on and found.session.label == prompt.label and (own is None or found.place > own[0].place):
-                own = one
-            if (rank := (found.place[0], goes_on)) > most:
-                best, most = one, rank
-        if best is not None and own is not None and prompt.label is not None and best[0].session.label != prompt.label:
-            return own
-        return best
+        best = max(judged, key=lambda one: (one[0].place[0], one[1] is not MatchKind.BRANCH))
+        if prompt.label is None or best[0].session.label == prompt.label:
+            return best
+        own = [one for one in judged if one[1] is not MatchKind.BRANCH and one[0].session.label == prompt.label]
+        return max(own, key=lambda one: one[0].place, default=best)
 
     def _candidates(
         self, chain: Chain, named: Session | None, sizes: dict[int, int], now_s: float

@@ -2,11 +2,13 @@
 
     python -m benchmarks.turns.both_legs --turns 300
 
-A P and a D that take as long as they are told, behind real sockets in one process with the proxy. They pair by
-SGLang's room: D's first event comes once its own time is over and P has computed the prompt. Each turn has times of
-its own. Each leg is also asked alone, without the proxy; so is an R, with D's time, to see what any turn takes in the
-proxy. Then P fails, and D, after a time of their own: by an answer, or with their connection. What is told is the time
-until the other one's connection is closed.
+A P and a D that take as long as they are told, and a client of one turn after the other, in this process; the proxy in
+one of its own, as `ppd serve` starts it. The engines pair by SGLang's room: D's first event comes once its own time is
+over and P has computed the prompt. Each turn has times of its own. Each leg is also asked alone, without the proxy; so
+is an R, with D's time, to see what any turn takes in the proxy. Then P fails, and D, after a time of their own: by an
+answer, or with their connection. What is told is the time until the other one's connection is closed.
+
+Legs that take long leave the proxy's code and data in no cache of the processor: compare `--longest-ms 1`.
 """
 
 from __future__ import annotations
@@ -14,24 +16,29 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import aiohttp
 import click
 
 from ppd.offline.experiment.statistics import percentile
-from ppd.proxy.config import LogLevel, Mode, ProxyConfig
 from ppd.proxy.policy import Route
+from ppd.proxy.runtime.process import new_loop
+from ppd.servers.fleet.ports import HOST, free_ports
+from ppd.servers.fleet.process import EngineProcess
+from ppd.servers.vllm.launch import Launch
 
-from ..small.proxy_here import serving
-
-LONGEST_S = 0.05  # of a leg
+LONGEST_S = 0.05
+STEP_S = 0.005  # from the first token to the last
 REPLICA = Route.REPLICA
 _KEY = "an admin key for this program"
-SETTLE_S = 0.002  # for connections to be closed behind a turn, before the next
+_STARTS_S = 30.0
 _HEAD = "HTTP/1.1 %s\r\nContent-Type: %s\r\n%s\r\n\r\n"
 _EVENT = 'data: {"id":"x","choices":[{"index":0,"delta":{"content":"a"},"finish_reason":%s}]}\n\n'
 _STREAM = (_EVENT % "null").encode(), (_EVENT % '"stop"' + "data: [DONE]\n\n").encode()
@@ -49,27 +56,29 @@ class LegTimes:
     fails: str = ""
     how: str = "answer"
     is_alone: bool = False  # nobody waits for the other leg
+    asked: set[str] = field(default_factory=set)
+    both_asked: asyncio.Event = field(default_factory=asyncio.Event)
     computed: asyncio.Event = field(default_factory=asyncio.Event)  # P has
     failed_s: float = 0.0  # when it did
     closed: asyncio.Future[float] = field(default_factory=asyncio.Future)  # when the other leg's connection was
 
 
 class Engine:
-    """P, D or R, which is as D alone. One turn at a time: `plan` is the current one's."""
+    """P, D or R, which is as D alone. plans: of the turns under way, by their prompt."""
 
-    def __init__(self, role: str) -> None:
+    def __init__(self, role: str, plans: Mapping[str, LegTimes]) -> None:
         self.role = role
-        self.plan = LegTimes(0.0, 0.0)
+        self._plans = plans
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 method, path, _ = head.decode("latin-1").split(" ", 2)
                 length = head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]
-                await reader.readexactly(int(length or 0))
+                body = await reader.readexactly(int(length or 0))
                 if method == "GET":
                     _write(writer, "200 OK", '{"data": [{"id": "m"}]}' if path == "/v1/models" else "{}")
-                elif not await self._leg(self.plan, reader, writer):
+                elif not await self._leg(self._plans[json.loads(body)["messages"][0]["content"]], reader, writer):
                     break
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
@@ -91,8 +100,12 @@ class Engine:
             await asyncio.wait({gone})
 
     async def _answer(self, plan: LegTimes, writer: asyncio.StreamWriter) -> bool:
+        plan.asked.add(self.role)
+        if len(plan.asked) == 2:
+            plan.both_asked.set()
         await asyncio.sleep(plan.prefill_s if self.role == "P" else plan.decode_s)
         if plan.fails == self.role:
+            await plan.both_asked.wait()
             plan.failed_s = time.perf_counter()
             if plan.how == "reset":
                 writer.transport.abort()
@@ -107,10 +120,10 @@ class Engine:
             return True
         if self.role == "D" and not plan.is_alone:
             await plan.computed.wait()
-        writer.write((_HEAD % ("200 OK", "text/event-stream", "Transfer-Encoding: chunked")).encode())
-        for part in _STREAM:
-            writer.write(b"%x\r\n%b\r\n" % (len(part), part))
-        writer.write(b"0\r\n\r\n")
+        first, last = (b"%x\r\n%b\r\n" % (len(part), part) for part in _STREAM)
+        writer.write((_HEAD % ("200 OK", "text/event-stream", "Transfer-Encoding: chunked")).encode() + first)
+        await asyncio.sleep(STEP_S)
+        writer.write(last + b"0\r\n\r\n")
         return True
 
 
@@ -122,16 +135,16 @@ def _write(writer: asyncio.StreamWriter, status: str, body: str) -> None:
 class Rig:
     """The proxy, the two engines, and a client that asks any of them."""
 
-    engines: Sequence[Engine]
+    plans: dict[str, LegTimes]
     addresses: Sequence[str]  # P's, D's and R's
     base_url: str
     session: aiohttp.ClientSession
 
     async def first_byte_s(self, url: str, plan: LegTimes, route: Route = Route.SPLIT) -> float:
         """Until the first byte of the answer's body; its connection is used again."""
-        for engine in self.engines:
-            engine.plan = plan
-        body = {"model": "m", "messages": [{"role": "user", "content": random.randbytes(8).hex()}], "stream": True}
+        prompt = random.randbytes(8).hex()
+        self.plans[prompt] = plan
+        body = {"model": "m", "messages": [{"role": "user", "content": prompt}], "stream": True}
         began = time.perf_counter()
         headers = {"X-Admin-Key": _KEY, "X-PPD-Force-Route": route}
         async with self.session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as answer:
@@ -158,34 +171,44 @@ class Rig:
 @asynccontextmanager
 async def rig() -> AsyncIterator[Rig]:
     async with AsyncExitStack() as stack:
-        engines, addresses = [Engine(role) for role in "PDR"], list[str]()
-        for engine in engines:
-            server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
+        plans, addresses = dict[str, LegTimes](), list[str]()
+        for role in "PDR":
+            server = await asyncio.start_server(Engine(role, plans).serve, HOST, 0)
             stack.callback(server.close)
-            addresses.append(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        config = ProxyConfig(
-            port=0,
-            heartbeat_port=0,
-            workers=tuple(f"{one.role}={at},engine=sglang" for one, at in zip(engines, addresses, strict=True)),
-            admin_key=_KEY,
-            mode=Mode.ALWAYS_SPLIT,
-            attempts=1,
-            breaker_failures=1_000_000,
-            canary_interval_s=1e6,
-            log_level=LogLevel.ERROR,
-        )
-        base_url = await stack.enter_async_context(serving(config))
+            addresses.append(f"{HOST}:{server.sockets[0].getsockname()[1]}")
+        (port,) = free_ports(1)
+        flags = {
+            "port": port,
+            "heartbeat-port": 0,
+            "mode": "always_split",
+            "attempts": 1,
+            "breaker-failures": 1_000_000,
+            "canary-interval-s": 0,
+            "log-level": "error",
+            "admin-key": _KEY,
+        }
+        workers = [f"--workers={role}={at},engine=sglang" for role, at in zip("PDR", addresses, strict=True)]
+        argv = (sys.executable, "-m", "ppd.servers", "serve", *(f"--{key}={to}" for key, to in flags.items()), *workers)
+        folder = stack.enter_context(TemporaryDirectory())
+        proxy = EngineProcess(Launch(argv, {}), Path(folder) / "proxy.log", name="proxy")
+        await stack.enter_async_context(proxy)
+        await proxy.wait_healthy(f"http://{HOST}:{port}", timeout_s=_STARTS_S)
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        yield Rig(engines, addresses, base_url, session)
+        made = Rig(plans, addresses, f"http://{HOST}:{port}", session)
+        for route in (Route.SPLIT, REPLICA):
+            await made.turn_s(LegTimes(0.0, 0.0), route)  # which waits until all are up
+        yield made
 
 
-async def measure(turns: int, seed: int) -> dict[str, list[float]]:
-    """Seconds, by what they are of."""
-    rng, found = random.Random(seed), dict[str, list[float]]()
+Found = dict[str, list[float]]  # seconds, by what they are of
+
+
+async def measure(turns: int, seed: int, longest_s: float = LONGEST_S) -> Found:
+    """turns: for each row. longest_s: of a leg."""
+    rng, found = random.Random(seed), Found()
     async with rig() as made:
-        await made.turn_s(LegTimes(0.0, 0.0))
         for _ in range(turns):
-            prefill_s, decode_s = rng.uniform(0, LONGEST_S), rng.uniform(0, LONGEST_S)
+            prefill_s, decode_s = rng.uniform(0, longest_s), rng.uniform(0, longest_s)
             alone = [await made.alone_s(at, prefill_s, decode_s) for at in (0, 1)]
             both_s = await made.turn_s(LegTimes(prefill_s, decode_s))
             lone_s = await made.alone_s(2, 0.0, decode_s)
@@ -201,9 +224,8 @@ async def measure(turns: int, seed: int) -> dict[str, list[float]]:
         for role, how in (("P", "answer"), ("P", "reset"), ("D", "answer"), ("D", "reset")):
             name = f"{role} fails ({'500' if how == 'answer' else how}), until {'PD'[role == 'P']}'s leg is closed"
             for _ in range(turns):
-                plan = LegTimes(rng.uniform(0, LONGEST_S / 5), rng.uniform(0, LONGEST_S / 5), role, how)
+                plan = LegTimes(rng.uniform(0, longest_s / 5), rng.uniform(0, longest_s / 5), role, how)
                 found.setdefault(name, []).append(await made.closed_s(plan))
-                await asyncio.sleep(SETTLE_S)
     return found
 
 
@@ -215,9 +237,12 @@ def table(found: dict[str, list[float]]) -> Iterable[str]:
 
 @click.command(help=__doc__)
 @click.option("--turns", default=300, show_default=True, help="For each line.")
+@click.option("--longest-ms", default=1e3 * LONGEST_S, show_default=True, help="Of a leg.")
 @click.option("--seed", default=0, show_default=True)
-def main(turns: int, seed: int) -> None:
-    for line in table(asyncio.run(measure(turns, seed))):
+def main(turns: int, longest_ms: float, seed: int) -> None:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        found = runner.run(measure(turns, seed, longest_ms / 1e3))
+    for line in table(found):
         click.echo(line)
 
 

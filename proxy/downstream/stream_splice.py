@@ -45,6 +45,7 @@ class Splice:
 
     def start(self) -> None:
         self._receiver.send(self._stream.begin())
+        self._stream.begun()
         if self._stream.is_over:
             self._expect_end()
         else:

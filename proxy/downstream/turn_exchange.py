@@ -241,7 +241,6 @@ class TurnExchange:
     async def _stream(self, reply: TurnReply, body: StreamedBody) -> None:
         self._body = body
         self._state = _STREAMING
-        self._memory.free()  # the prompt is not needed any more
         self._may_keep_alive = self._may_keep_alive and self._is_chunked  # else the connection's end ends the body
         self._is_event_stream = reply.content_type.startswith(EVENT_STREAM)
         self._unsent = self._answer_head(reply, None)  # goes out with the first piece
@@ -250,9 +249,11 @@ class TurnExchange:
             if self._room is not None:
                 splice.pause()
             splice.start()
+            self._memory.free()  # the prompt is not needed any more
             self._connection.lasts()
             self._task = None  # this task ends here; the splice does the rest
             return
+        self._memory.free()
         async with aclosing(body.chunks()) as chunks:
             async for data in chunks:
                 self.send(data)

@@ -27,17 +27,23 @@ _DECODER = msgspec.json.Decoder()
 
 
 class PlainEvents:
-    """For one stream: `learn` takes a pattern from decoded events, `text` reads other events by it."""
+    """For one stream: `learn` is given decoded events, and `text` reads other events by their pattern.
+
+    The pattern is taken from an event when it is first asked for, so the event itself need not wait for that.
+    """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._name = _TEXTS.get(endpoint, b"")
         self._attempts = ATTEMPTS if self._name else 0
+        self._sample: bytes | None = None  # to learn from
         self._before = b""
         self._behind = b""
 
     @property
     def pattern(self) -> tuple[bytes, bytes] | None:
         """What stands before and behind the text of each plain event, once that is known."""
+        if self._sample is not None:
+            self._learn()
         return (self._before, self._behind) if self._before else None
 
     @property
@@ -46,6 +52,8 @@ class PlainEvents:
 
     def text(self, event: bytes) -> str | None:
         """The event's text if it brings nothing else; None if it must be decoded to know."""
+        if self._sample is not None:
+            self._learn()
         before, behind = self._before, self._behind
         if not before or not event.startswith(before) or not event.endswith(behind):
             return None
@@ -59,8 +67,12 @@ class PlainEvents:
 
     def learn(self, event: bytes) -> None:
         self._attempts -= 1
-        data = event_data(event)
-        if data is None or not event.endswith(b"\n\n") or event.count(self._name) != 1:
+        self._sample = event
+
+    def _learn(self) -> None:
+        event, self._sample = self._sample, None
+        data = None if event is None else event_data(event)
+        if event is None or data is None or not event.endswith(b"\n\n") or event.count(self._name) != 1:
             return
         if _ROLE in data:  # the first event of a chat: not decoded to see that
             return

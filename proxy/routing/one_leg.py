@@ -135,8 +135,6 @@ class OneLeg:
             raise
         finally:
             attempt.booking.computed(self._now())
-        if not attempt.is_finished_on_prefill:
-            attempt.touches.answering()
         if attempt.encoded is not None:
             attempt.encoded.computed(well=True)
         return opened

@@ -25,7 +25,7 @@ from .dispatch import Dispatcher
 from .learning import Learner
 from .receipt_notes import decision_headers
 from .state import State
-from .stream import LargeBody, StreamedBody, Streaming, complete
+from .stream import LargeBody, StreamedBody, Streaming, complete, has_answered
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,7 @@ class Router:
         if opened.relay is not None:
             body: bytes | StreamedBody = Streaming(self._state, self._learner, job.match, attempt, opened)
         else:
+            has_answered(attempt)
             complete(self._state, self._learner, job.match, attempt, opened)
             attempt.close()
             body = first if isinstance(first, bytes) else LargeBody(first)

@@ -62,11 +62,15 @@ class LargeBody:
 
 
 class Streaming:
-    """One turn's answer; `abandon` may come at any time."""
+    """One turn's answer; `abandon` may come at any time.
+
+    Who writes what `begin` returned calls `begun` next: what is noted there need not be waited for by the first token.
+    """
 
     __slots__ = (
         "_attempt",
         "_first_token_s",
+        "_is_begun",
         "_is_learnt",
         "_learner",
         "_match",
@@ -91,9 +95,9 @@ class Streaming:
         self._relay = opened.relay
         self._summary = opened.observer.summary
         self._first_token_s: float | None = None
+        self._is_begun = False
         self._is_learnt = False
         self.is_over = False  # the answer is whole; the worker still has to end its HTTP message
-        attempt.request = attempt.request.without_prompt()
 
     def begin(self) -> bytes:
         self.answer.reached_the_client()
@@ -101,6 +105,12 @@ class Streaming:
         first, self._opened.first = self._opened.first, b""  # not kept: the stream may be open for long
         assert isinstance(first, bytes), "the start of a stream"
         return first
+
+    def begun(self) -> None:
+        if not self._is_begun:
+            self._is_begun = True
+            has_answered(self._attempt)
+            self._attempt.request = self._attempt.request.without_prompt()
 
     @property
     def plain(self) -> tuple[bytes, bytes] | None:
@@ -137,12 +147,14 @@ class Streaming:
         return self._finish()
 
     def abandon(self) -> None:
+        self.begun()
         if self._attempt.receipt.outcome == "running":
             self._learner.cancelled(self._attempt.receipt, self._elapsed_s(), is_answered=True)
         self._attempt.close()
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         out = self.begin()
+        self.begun()
         try:
             while True:
                 if out:
@@ -173,6 +185,7 @@ class Streaming:
             self._first_token_s = self._state.now()
         if summary.completed and not self._is_learnt and summary.finish_reason != ABORTED:
             self._is_learnt = True
+            self.begun()
             if self._attempt.receipt.outcome == "running":
                 times_s = None if self._first_token_s is None else (self._first_token_s, self._state.now())
                 complete(self._state, self._learner, self._match, self._attempt, self._opened, times_s)
@@ -196,6 +209,12 @@ class Streaming:
 
     def _elapsed_s(self) -> float:
         return self._state.now() - self._attempt.started_s
+
+
+def has_answered(attempt: Attempt) -> None:
+    """The answering worker has computed the prompt, whatever becomes of its answer."""
+    if not attempt.is_finished_on_prefill:
+        attempt.touches.answering()
 
 
 def complete(

@@ -54,6 +54,8 @@ class Stream:
     def begin(self) -> bytes:
         return b"first "
 
+    def begun(self) -> None: ...
+
     def feed(self, data: bytes) -> bytes:
         if self.breaks:
             raise RuntimeError("a defect")

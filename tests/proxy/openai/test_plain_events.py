@@ -35,7 +35,7 @@ LEARNT = event(chunk({"content": "a text"}))
 def pattern() -> PlainEvents:
     plain = PlainEvents(CHAT)
     plain.learn(LEARNT)
-    assert not plain.is_learning
+    assert plain.pattern is not None and not plain.is_learning
     return plain
 
 

@@ -90,6 +90,8 @@ class Stream:
     def begin(self) -> bytes:
         return b": it begins\n\n"
 
+    def begun(self) -> None: ...
+
     def feed(self, data: bytes) -> bytes:
         self.long_ways += 1
         return self.relay.feed(data)

@@ -1,0 +1,106 @@
+"""A streamed answer: what is noted of it, and that its first bytes wait for nothing that they do not need."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from ppd.proxy.assembly import new_state
+from ppd.proxy.config import ProxyConfig
+from ppd.proxy.failures import Leg
+from ppd.proxy.openai.answer import AnswerObserver
+from ppd.proxy.openai.edits import Edits
+from ppd.proxy.openai.reply_key import ReplyKey
+from ppd.proxy.openai.request import Endpoint
+from ppd.proxy.openai.stream_relay import StreamRelay
+from ppd.proxy.peers.channels import Member
+from ppd.proxy.routing.attempt import Attempt, OpenAnswer
+from ppd.proxy.routing.stream import Streaming
+from tests.proxy.routing.split.one_pair import TEXT, event
+from tests.support.attempts import decision, running
+
+FIRST, LAST = event(TEXT), b"data: [DONE]\n\n"
+
+
+class Answer:
+    def reached_the_client(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Said(list[str]):
+    """What is told of the turn, in its order: an attempt's `touches`, and who learns of its end."""
+
+    def answering(self) -> None:
+        self.append("answering")
+
+    def close(self) -> None:
+        self.append("closed")
+
+    def completed(self, _match: object, attempt: Attempt, *_: object, **__: object) -> None:
+        attempt.receipt.outcome = "ok"
+        self.append("completed")
+
+    def cancelled(self, *_: object, **__: object) -> None:
+        self.append("cancelled")
+
+
+@pytest.fixture
+def said() -> Said:
+    return Said()
+
+
+def streaming(said: Said, first: bytes = FIRST, *, on_prefill: bool = False) -> Streaming:
+    attempt = running(decision(Leg.LOCAL))
+    attempt.answer, attempt.touches = cast(Any, Answer()), cast(Any, said)
+    attempt.is_finished_on_prefill = on_prefill
+    attempt.on_close = lambda closed: closed.touches.close()
+    state, reply = new_state(ProxyConfig(), Member(), lambda: 1.0), ReplyKey(attempt.request)
+    observer = AnswerObserver(Endpoint.CHAT, reply)
+    relay = StreamRelay(Endpoint.CHAT, Edits(), observer)
+    opened = OpenAnswer("text/event-stream", relay.feed(first), observer, reply, relay)
+    return Streaming(state, cast(Any, said), state.sessions.find(attempt.request.prompt, 0.0), attempt, opened)
+
+
+def test_the_caches_are_told_once_the_first_bytes_are_on_their_way(said: Said) -> None:
+    stream = streaming(said)
+    assert stream.begin() == FIRST
+    assert said == []
+    stream.begun()
+    assert said == ["answering"]
+    assert stream.feed(LAST) == LAST
+    stream.end()
+    stream.abandon()
+    assert said == ["answering", "completed", "closed"]
+
+
+def test_a_whole_answer_in_its_first_bytes_is_learnt_from_after_the_caches_know(said: Said) -> None:
+    stream = streaming(said, FIRST + LAST)
+    stream.begin()
+    stream.begun()
+    assert said == ["answering", "completed"]
+
+
+def test_of_an_answer_that_nobody_takes_the_caches_are_told(said: Said) -> None:
+    streaming(said).abandon()
+    assert said == ["answering", "cancelled", "closed"]
+
+
+def test_what_prefill_answered_is_not_in_the_cache_of_decode(said: Said) -> None:
+    streaming(said, on_prefill=True).begun()
+    assert said == []
+
+
+async def test_whoever_reads_it_piece_by_piece_has_the_caches_told(said: Said) -> None:
+    pieces = streaming(said).chunks()
+    assert await anext(pieces) == FIRST
+    assert said == ["answering"]
+    await pieces.aclose()
+
+
+def test_the_first_event_is_enough_to_know_the_next_ones_by(said: Said) -> None:
+    stream = streaming(said)
+    stream.begin()
+    before, behind = stream.plain or (b"", b"")
+    assert before + b"hi" + behind == FIRST

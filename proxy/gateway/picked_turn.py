@@ -19,14 +19,14 @@ from ..encoders.legs import LABEL
 from ..errors import LegError, refusal
 from ..failures import ROWS, Cause, Leg, Phase
 from ..fleet.worker import Role, WorkerId
-from ..openai.answer import AnswerObserver
+from ..openai.answer import AnswerObserver, AnswerSummary
 from ..openai.edits import Edits
 from ..openai.reply_key import ReplyKey
 from ..openai.stream_relay import StreamRelay
 from ..policy import Route
-from ..routing.attempt import Attempt, Job, OpenAnswer
+from ..routing.attempt import Attempt, Job
 from ..routing.choosing import Chooser
-from ..routing.learning import Learner
+from ..routing.learning import Learner, SeenAnswer
 from ..routing.state import State
 from ..routing.stream import complete
 from ..sessions.prefix_chain import PrefixEnd
@@ -64,7 +64,8 @@ class PickedTurn:
         self._waiting: asyncio.TimerHandle | None = None  # for a report
         self._learner = learner
         self._chooser = chooser
-        self._seen: OpenAnswer | None = None  # once any of it is
+        self._observer: AnswerObserver | None = None  # once any of the answer is seen
+        self._reply: ReplyKey | None = None  # fed by it
         self._relay: StreamRelay | None = None  # of a stream, once it is shown
         self._body = bytearray()
         self._is_stream = self._is_cut = False
@@ -165,7 +166,7 @@ class PickedTurn:
 
     def observe(self, data: bytes) -> None:
         """A piece of the answer's body."""
-        opened = self._answer()
+        observer = self._observing()
         if self.is_over or self._status != OK or self._is_cut:
             return
         if not self._is_stream:
@@ -173,9 +174,9 @@ class PickedTurn:
             self._body += b"" if self._is_cut else data
             return
         if self._relay is None:
-            self._relay = StreamRelay(self._attempt.request.endpoint, Edits(), opened.observer)
+            self._relay = StreamRelay(self._attempt.request.endpoint, Edits(), observer)
         self._relay.feed(data)
-        summary, now_s = opened.observer.summary, self._state.now()
+        summary, now_s = observer.summary, self._state.now()
         if summary.first_token_seen:
             self._times_s = (now_s if self._times_s is None else self._times_s[0]), now_s
         if summary.completed:
@@ -190,16 +191,16 @@ class PickedTurn:
         self._take_early()
         if self.is_over or self._waiting is not None:
             return
-        opened = self._seen
-        if opened is not None and self._body and not self._is_cut:
-            opened.observer.observe_body(bytes(self._body))
+        observer = self._observer
+        if observer is not None and self._body and not self._is_cut:
+            observer.observe_body(bytes(self._body))
         if not self._status:
             self._left()
         elif self._status != OK:
             self._failed(refusal(self._status, b"", worker=self._attempt.decode, phase=Phase.HEADERS))
-        elif opened is not None and _is_good(opened):
-            self._completed(opened)
-        elif opened is not None and not self._is_cut:
+        elif observer is not None and _is_good(observer.summary):
+            self._completed(observer.summary)
+        elif observer is not None and not self._is_cut:
             self._broken()
         elif self._reports.comes_from(self.worker):
             self._waiting = asyncio.get_running_loop().call_later(REPORTED_S, self._unreported)
@@ -251,19 +252,16 @@ class PickedTurn:
     def _reported_whole(self, report: TurnReport) -> None:
         if not self._status:  # it came before Envoy told of the head
             self.began(OK, is_stream=self._is_stream)
-        attempt, opened = self._attempt, self._seen
+        attempt = self._attempt
         attempt.handoff = None
         if report.route in (Route.SPLIT, Route.READBACK):
             attempt.handoff = Handoff(params={}, tokens=0, cached_tokens=report.prefill_cached_tokens)
-        if opened is None:
-            opened = self._answer()
-            opened.reply.give_up()  # its text is not known
-        summary = opened.observer.summary
+        summary = AnswerSummary() if self._observer is None else self._observer.summary
         summary.prompt_tokens, summary.completion_tokens = report.prompt_tokens, report.completion_tokens
         summary.cached_tokens = report.decode_cached_tokens
         if report.first_token_s is not None and report.last_token_s is not None:
             self._times_s = attempt.asked_s + report.first_token_s, attempt.asked_s + report.last_token_s
-        self._completed(opened)
+        self._completed(summary)
 
     def _blame_leg(self, failed: FailedLeg) -> None:
         """A leg of the turn that failed, whatever became of the turn. A sidecar knows its engine by another address."""
@@ -285,13 +283,12 @@ class PickedTurn:
             health.leg_failed(leg, exc, worker, attempt.asked_s)
         self._state.metrics.failures.labels(failed.leg, phase, cause).inc()
 
-    def _answer(self) -> OpenAnswer:
-        """What is seen of it."""
-        if self._seen is None:
+    def _observing(self) -> AnswerObserver:
+        if self._observer is None:
             request = self._attempt.request
-            reply = ReplyKey(request)
-            self._seen = OpenAnswer("", b"", AnswerObserver(request.endpoint, reply), reply, None)
-        return self._seen
+            self._reply = ReplyKey(request)
+            self._observer = AnswerObserver(request.endpoint, self._reply)
+        return self._observer
 
     def _elapsed_s(self) -> float:
         return self._state.now() - self._attempt.started_s
@@ -300,11 +297,16 @@ class PickedTurn:
         self._state.health.left(self._attempt.decision)
         self._chooser.left(self._job, asyncio.CancelledError())
 
-    def _completed(self, opened: OpenAnswer) -> None:
-        if opened.observer.summary.prompt_tokens is None:
-            self._assumed(opened.reply.key())
+    def _completed(self, summary: AnswerSummary) -> None:
+        reply = self._reply
+        if reply is None:
+            reply = ReplyKey(self._attempt.request)
+            reply.give_up()  # its text is not known
+        if summary.prompt_tokens is None:
+            self._assumed(reply.key())
         else:
-            complete(self._state, self._learner, self._job.match, self._attempt, opened, self._times_s)
+            answer = SeenAnswer(summary, reply, self._times_s)
+            complete(self._state, self._learner, self._job.match, self._attempt, answer)
 
     def _assumed(self, reply: PrefixEnd | None) -> None:
         self._attempt.booking.release(self._state.now())
@@ -356,6 +358,5 @@ class PickedTurn:
         self._state.admission.admit_waiting()
 
 
-def _is_good(opened: OpenAnswer) -> bool:
-    summary = opened.observer.summary
+def _is_good(summary: AnswerSummary) -> bool:
     return summary.completed and summary.finish_reason != ABORTED

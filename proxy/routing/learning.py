@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from ..laws.corrections import Figure
 from ..laws.forecasts import AnswerEnded, SessionReturned
+from ..openai.answer import AnswerSummary
+from ..openai.reply_key import ReplyKey
 from ..policy import Route
 from ..runtime.tasks import Drain, draining
 from ..sessions.prefix_chain import PrefixEnd
 from ..sessions.table import SessionMatch, TurnOutcome
 from ..telemetry.metrics import Metrics
 from ..telemetry.receipts import Receipt, ReceiptLog
-from .attempt import Attempt, OpenAnswer
+from .attempt import Attempt
 from .foresight import came_to
 from .reading_back import keep
 from .receipt_notes import note_errors
@@ -26,6 +30,14 @@ LOCAL, READBACK = Route.LOCAL, Route.READBACK  # quicker to look up
 # A LOCAL turn that found less than this share of what was believed resident is a residency miss. The engine caches
 # whole blocks, so the last few tokens never count, but rounding does not lose half of a prefix.
 MISS_SHARE = 0.5
+
+
+class SeenAnswer(msgspec.Struct, frozen=True):
+    """What a completed turn teaches, whoever has seen its answer: this process, or a sidecar that reports."""
+
+    summary: AnswerSummary
+    reply: ReplyKey
+    token_times_s: tuple[float, float] | None = None  # of the first and the last token; None: it was not streamed
 
 
 class ReceiptEnds:
@@ -108,25 +120,18 @@ class Learner(ReceiptEnds):
         self._laws = state.laws
         self._forecasts = state.forecasts
 
-    def completed(
-        self,
-        match: SessionMatch,
-        attempt: Attempt,
-        opened: OpenAnswer,
-        now_s: float,
-        token_times_s: tuple[float, float] | None = None,
-    ) -> None:
-        """token_times_s: of the first and the last token; None for an answer that is not streamed."""
-        receipt, route, summary = attempt.receipt, attempt.decision.route, opened.observer.summary
+    def completed(self, match: SessionMatch, attempt: Attempt, answer: SeenAnswer, now_s: float) -> None:
+        receipt, route = attempt.receipt, attempt.decision.route
+        summary, token_times_s = answer.summary, answer.token_times_s
         receipt.status = 200
         receipt.finish_reason = summary.finish_reason
         if token_times_s is not None:
             self._note_times(receipt, route, attempt.started_s, token_times_s, summary.completion_tokens)
-            self._note_predictions(attempt, opened, token_times_s[0], now_s)
+            self._note_predictions(attempt, summary, token_times_s[0], now_s)
             if attempt.decision.prediction is not None:
                 note_errors(receipt, attempt.decision.prediction, token_times_s[0] - attempt.asked_s)
         if summary.prompt_tokens is not None:
-            self._note_usage(match, attempt, opened, now_s)
+            self._note_usage(match, attempt, answer, now_s)
             if self._engine_caches and attempt.request.choices == 1 and not attempt.is_finished_on_prefill:
                 self._await_events(attempt, now_s)
         self._close(receipt, "completed", now_s - attempt.started_s)
@@ -152,11 +157,10 @@ class Learner(ReceiptEnds):
         if match.ended_s is not None:
             self._forecasts.learn(SessionReturned(model, match.turn - 1, match.calls_tool, match.ended_s, now_s))
 
-    def _note_predictions(self, attempt: Attempt, opened: OpenAnswer, first_s: float, now_s: float) -> None:
+    def _note_predictions(self, attempt: Attempt, summary: AnswerSummary, first_s: float, now_s: float) -> None:
         """Nothing where P's part was lost, so that D computed what P was to."""
         if attempt.foreseen is None or (attempt.decision.prefill is not None and attempt.handoff is None):
             return
-        summary = opened.observer.summary
         cached = attempt.handoff.cached_tokens if attempt.handoff else summary.cached_tokens
         prompt, computed = summary.prompt_tokens, None
         if prompt is not None and cached is not None:
@@ -179,9 +183,9 @@ class Learner(ReceiptEnds):
         if times.by_profile or times.by_table:
             self._laws.learn(times, now_s)
 
-    def _note_usage(self, match: SessionMatch, attempt: Attempt, opened: OpenAnswer, now_s: float) -> None:
-        request, decision, receipt, reply = attempt.request, attempt.decision, attempt.receipt, opened.reply
-        summary, handoff, route = opened.observer.summary, attempt.handoff, decision.route
+    def _note_usage(self, match: SessionMatch, attempt: Attempt, answer: SeenAnswer, now_s: float) -> None:
+        request, decision, receipt, reply = attempt.request, attempt.decision, attempt.receipt, answer.reply
+        summary, handoff, route = answer.summary, attempt.handoff, decision.route
         prompt, completion = summary.prompt_tokens or 0, summary.completion_tokens or 0
         # After a handoff D counts all KV that it pulled as cached; P's answer has the true count.
         cached = summary.cached_tokens if handoff is None else handoff.cached_tokens

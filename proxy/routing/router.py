@@ -25,7 +25,7 @@ from .dispatch import Dispatcher
 from .learning import Learner
 from .receipt_notes import decision_headers
 from .state import State
-from .stream import LargeBody, StreamedBody, Streaming, complete, has_answered
+from .stream import StreamedBody, Streaming, whole
 
 log = logging.getLogger(__name__)
 
@@ -62,14 +62,11 @@ class Router:
         headers = decision_headers(receipt)
         if opened.headers:
             headers = {**opened.headers, **headers}
-        first = opened.first
+        body: bytes | StreamedBody
         if opened.relay is not None:
-            body: bytes | StreamedBody = Streaming(self._state, self._learner, job.match, attempt, opened)
+            body = Streaming(self._state, self._learner, job.match, attempt, opened)
         else:
-            has_answered(attempt)
-            complete(self._state, self._learner, job.match, attempt, opened)
-            attempt.close()
-            body = first if isinstance(first, bytes) else LargeBody(first)
+            body = whole(self._state, self._learner, job.match, attempt, opened)
         return TurnReply(opened.content_type, headers, body)
 
     async def _first_success(self, job: Job) -> tuple[Attempt, OpenAnswer]:

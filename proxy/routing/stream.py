@@ -19,6 +19,7 @@ from ..telemetry.receipts import Receipt
 from ..upstream.answer_checks import ABORTED
 from ..upstream.call import Answer
 from .attempt import Attempt, OpenAnswer
+from .learning import SeenAnswer
 from .state import State
 
 log = logging.getLogger(__name__)
@@ -34,14 +35,7 @@ class StreamedBody(Protocol):
 class TurnEnd(Protocol):
     """Who is told how an answer has ended; see `Learner`."""
 
-    def completed(
-        self,
-        match: SessionMatch,
-        attempt: Attempt,
-        opened: OpenAnswer,
-        now_s: float,
-        token_times_s: tuple[float, float] | None = None,
-    ) -> None: ...
+    def completed(self, match: SessionMatch, attempt: Attempt, answer: SeenAnswer, now_s: float) -> None: ...
 
     def cancelled(self, receipt: Receipt, ended_s: float, *, is_answered: bool) -> None: ...
 
@@ -109,7 +103,7 @@ class Streaming:
     def begun(self) -> None:
         if not self._is_begun:
             self._is_begun = True
-            has_answered(self._attempt)
+            _has_answered(self._attempt)
             self._attempt.request = self._attempt.request.without_prompt()
 
     @property
@@ -188,7 +182,8 @@ class Streaming:
             self.begun()
             if self._attempt.receipt.outcome == "running":
                 times_s = None if self._first_token_s is None else (self._first_token_s, self._state.now())
-                complete(self._state, self._learner, self._match, self._attempt, self._opened, times_s)
+                answer = SeenAnswer(summary, self._opened.reply, times_s)
+                complete(self._state, self._learner, self._match, self._attempt, answer)
 
     def _break_off(self, exc: LegError) -> None:
         """Books a failure after the client got bytes; a failure after the last event counts for nothing."""
@@ -211,23 +206,26 @@ class Streaming:
         return self._state.now() - self._attempt.started_s
 
 
-def has_answered(attempt: Attempt) -> None:
+def whole(
+    state: State, learner: TurnEnd, match: SessionMatch, attempt: Attempt, opened: OpenAnswer
+) -> bytes | LargeBody:
+    """What the client gets of an answer that came whole. Learns from it."""
+    _has_answered(attempt)
+    complete(state, learner, match, attempt, SeenAnswer(opened.observer.summary, opened.reply))
+    attempt.close()
+    return opened.first if isinstance(opened.first, bytes) else LargeBody(opened.first)
+
+
+def _has_answered(attempt: Attempt) -> None:
     """The answering worker has computed the prompt, whatever becomes of its answer."""
     if not attempt.is_finished_on_prefill:
         attempt.touches.answering()
 
 
-def complete(
-    state: State,
-    learner: TurnEnd,
-    match: SessionMatch,
-    attempt: Attempt,
-    opened: OpenAnswer,
-    times_s: tuple[float, float] | None = None,
-) -> None:
-    """Learns from a whole answer; times_s: of its first and its last token."""
+def complete(state: State, learner: TurnEnd, match: SessionMatch, attempt: Attempt, answer: SeenAnswer) -> None:
+    """Gives back what the turn holds of its workers, and learns."""
     now_s = state.now()
     attempt.booking.release(now_s)  # the worker has ended its leg; other processes hear of that with the session
-    learner.completed(match, attempt, opened, now_s, token_times_s=times_s)
+    learner.completed(match, attempt, answer, now_s)
     if not attempt.is_finished_on_prefill:
         state.health.completed(attempt.decision)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from ppd.proxy.discovery.turn_report import TurnReport
 from ppd.proxy.failures import Leg, Phase
-from ppd.proxy.routing.attempt import Attempt, OpenAnswer
-from ppd.proxy.routing.learning import ReceiptEnds
+from ppd.proxy.routing.attempt import Attempt
+from ppd.proxy.routing.learning import ReceiptEnds, SeenAnswer
 from ppd.proxy.routing.receipt_notes import decision_headers
 from ppd.proxy.runtime.tasks import Drain
 from ppd.proxy.sessions.matching import MatchKind, SessionMatch
@@ -80,15 +80,9 @@ class Records(ReceiptEnds):
         super().__init__(metrics, drain, log)
         self._report = report
 
-    def completed(
-        self,
-        match: SessionMatch,
-        attempt: Attempt,
-        opened: OpenAnswer,
-        now_s: float,
-        token_times_s: tuple[float, float] | None = None,
-    ) -> None:
-        receipt, summary, handoff = attempt.receipt, opened.observer.summary, attempt.handoff
+    def completed(self, match: SessionMatch, attempt: Attempt, answer: SeenAnswer, now_s: float) -> None:
+        receipt, handoff = attempt.receipt, attempt.handoff
+        summary, token_times_s = answer.summary, answer.token_times_s
         receipt.status, receipt.finish_reason = 200, summary.finish_reason
         receipt.prompt_tokens, receipt.completion_tokens = summary.prompt_tokens, summary.completion_tokens
         # After a handoff D counts all KV that it pulled as cached; P's answer has the true count.

@@ -26,7 +26,7 @@ from ppd.proxy.routing.choosing import error_name
 from ppd.proxy.routing.dispatch import Dispatcher
 from ppd.proxy.routing.router import TurnReply
 from ppd.proxy.routing.state import State
-from ppd.proxy.routing.stream import LargeBody, Streaming, complete
+from ppd.proxy.routing.stream import Streaming, whole
 from ppd.proxy.telemetry.receipts import LegRecord, Receipt, new_id
 
 from .encoders import Encoders
@@ -117,10 +117,8 @@ class HeaderRouter:
         if opened.relay is not None:
             stream = Streaming(self._state, self._records, NO_SESSION, attempt, opened)
             return TurnReply(opened.content_type, headers, stream)
-        complete(self._state, self._records, NO_SESSION, attempt, opened)
-        attempt.close()
-        whole = opened.first if isinstance(opened.first, bytes) else LargeBody(opened.first)
-        return TurnReply(opened.content_type, headers, whole)
+        body = whole(self._state, self._records, NO_SESSION, attempt, opened)
+        return TurnReply(opened.content_type, headers, body)
 
     def _decision(self, prefill: WorkerView | None, alone: str = "") -> Decision:
         """alone: why the engine is to compute the prompt, whatever P is named."""

@@ -18,15 +18,14 @@ from ppd.proxy.laws.corrections import Figure
 from ppd.proxy.laws.prediction import Prediction
 from ppd.proxy.laws.profiles import Profiles
 from ppd.proxy.laws.worker_laws import WorkerLaws
-from ppd.proxy.openai.answer import AnswerObserver
+from ppd.proxy.openai.answer import AnswerSummary
 from ppd.proxy.openai.reply_key import ReplyKey
-from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.peers.channels import Member
 from ppd.proxy.policy import Decision, Route
 from ppd.proxy.policy.decision import Candidate
-from ppd.proxy.routing.attempt import Attempt, OpenAnswer
+from ppd.proxy.routing.attempt import Attempt
 from ppd.proxy.routing.foresight import foresee
-from ppd.proxy.routing.learning import Learner
+from ppd.proxy.routing.learning import Learner, SeenAnswer
 from ppd.proxy.routing.receipt_notes import JudgedWays
 from ppd.proxy.routing.state import State
 from ppd.proxy.runtime.tasks import Drain
@@ -55,25 +54,21 @@ def attempt_of(state: State, decision: Decision) -> Attempt:
     return made
 
 
-def answered(cached: int = 1000) -> OpenAnswer:
-    reply = ReplyKey(parse())
-    observer = AnswerObserver(Endpoint.CHAT, reply)
-    summary = observer.summary
-    summary.prompt_tokens, summary.completion_tokens, summary.cached_tokens = 1040, 41, cached
-    return OpenAnswer("text/event-stream", b"", observer, reply, None)
+def answered(cached: int = 1000) -> AnswerSummary:
+    return AnswerSummary(prompt_tokens=1040, completion_tokens=41, cached_tokens=cached)
 
 
 def complete(
     state: State,
     decision: Decision,
-    opened: OpenAnswer,
+    summary: AnswerSummary,
     times_s: tuple[float, float] | None,
     handoff: Handoff | None = None,
 ) -> None:
     made = attempt_of(state, decision)
     made.handoff = handoff
     match = state.sessions.find(made.request.prompt, DECIDED_S)
-    Learner(state, Drain(), None).completed(match, made, opened, LAST_S, times_s)
+    Learner(state, Drain(), None).completed(match, made, SeenAnswer(summary, ReplyKey(made.request), times_s), LAST_S)
 
 
 def is_corrected(state: State) -> set[tuple[str, Figure]]:
@@ -82,7 +77,7 @@ def is_corrected(state: State) -> set[tuple[str, Figure]]:
 
 
 @pytest.mark.parametrize(
-    ("decision", "handoff", "opened", "teaches"),
+    ("decision", "handoff", "summary", "teaches"),
     [
         (LOCAL, None, answered(), {("D2", Figure.TTFT), ("D2", Figure.TPOT)}),
         (SPLIT, HANDOFF, answered(), {("P2", Figure.TTFT), ("D1", Figure.TPOT)}),
@@ -94,10 +89,10 @@ def is_corrected(state: State) -> set[tuple[str, Figure]]:
     ],
 )
 def test_a_whole_answer_teaches_what_went_as_foreseen(
-    decision: Decision, handoff: Handoff | None, opened: OpenAnswer, teaches: set[tuple[str, Figure]]
+    decision: Decision, handoff: Handoff | None, summary: AnswerSummary, teaches: set[tuple[str, Figure]]
 ) -> None:
     state = state_of()
-    complete(state, decision, opened, (FIRST_S, LAST_S), handoff)
+    complete(state, decision, summary, (FIRST_S, LAST_S), handoff)
     assert is_corrected(state) == teaches
 
 

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from ..admission.gate import Permit
 from ..admission.keys import Client
-from ..admission.queue import effective_priority
 from ..beliefs.held import PromptEntry
 from ..beliefs.turn_touches import Touches
 from ..bodies.shared_bytes import SharedBytes
@@ -32,7 +31,7 @@ from ..health.worker_health import Key, blamed
 from ..laws.targets import GivenTargets
 from ..leg_moves import Legs
 from ..openai.answer import AnswerObserver
-from ..openai.body_members import Edited, encoded, members
+from ..openai.body_members import encoded, members
 from ..openai.edits import Edits, Redaction
 from ..openai.reply_key import ReplyKey
 from ..openai.request import CHOOSING, Endpoint, Request
@@ -169,6 +168,11 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
             predicted_s=None if prediction is None else prediction.ttft_s,
         )
 
+    def has_answered(self) -> None:
+        """The answering worker has computed the prompt, whatever becomes of its answer."""
+        if not self.is_finished_on_prefill:
+            self.touches.answering()
+
     @property
     def answering_leg(self) -> Leg:
         return _ANSWERING[self.decision.route]
@@ -211,15 +215,6 @@ class TurnContext(msgspec.Struct, frozen=True):
     is_counted: bool = False  # one of a list whose prompts have been counted: only its tokens count
     only: frozenset[WorkerId] | None = None  # of D and R; None: all
     given: Mapping[str, str] = {}  # the request's own, names in lower case
-
-
-def in_class(request: Request, client: Client) -> Request:
-    """The request with a `priority` that its client's key allows: engines schedule by it."""
-    if not client.name or request.priority is None:
-        return request
-    allowed = effective_priority(client.priority, request.priority)
-    fields = Edited.of(request.fields, {"priority": encoded(allowed)})
-    return replace(request, priority=allowed, fields=fields)
 
 
 def in_scope(request: Request, client: Client, sessions: SessionTable) -> Request:

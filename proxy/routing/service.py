@@ -13,17 +13,19 @@ from msgspec.structs import replace
 from ..admission.auth import authenticate, check_use, forced_route, leg_headers, queue_patience_s, slo_targets
 from ..admission.key_file import KeyRing
 from ..admission.keys import Client
+from ..admission.queue import effective_priority
 from ..admission.rate_limits import with_limits
 from ..admission.web_pages import check_is_json
 from ..bodies.body_reader import Body, BodyReader
 from ..config import ProxyConfig
 from ..errors import PPDError, answer_body, comes_back, without_frames
 from ..laws.targets import GivenTargets
+from ..openai.body_members import Edited, encoded
 from ..openai.prompt_list import prompt_list
 from ..openai.request import Endpoint, Request
 from ..policy import Route
 from ..telemetry.receipts import Receipt, new_id, now_text
-from .attempt import TurnContext, in_class, in_scope
+from .attempt import TurnContext, in_scope
 from .prompt_fan_out import Answering, FanOut, ListTurn
 from .receipt_notes import decision_headers
 from .router import TurnReply
@@ -134,6 +136,15 @@ class TurnService:
 
     async def _parse(self, caller: Caller, body: Body) -> Request:
         return await self._bodies.turn(caller.endpoint, caller.headers, caller.client, body)
+
+
+def in_class(request: Request, client: Client) -> Request:
+    """The request with a `priority` that its client's key allows: engines schedule by it."""
+    if not client.name or request.priority is None:
+        return request
+    allowed = effective_priority(client.priority, request.priority)
+    fields = Edited.of(request.fields, {"priority": encoded(allowed)})
+    return replace(request, priority=allowed, fields=fields)
 
 
 def error_reply(exc: PPDError, path: str = "") -> TurnReply:

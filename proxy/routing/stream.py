@@ -103,7 +103,7 @@ class Streaming:
     def begun(self) -> None:
         if not self._is_begun:
             self._is_begun = True
-            _has_answered(self._attempt)
+            self._attempt.has_answered()
             self._attempt.request = self._attempt.request.without_prompt()
 
     @property
@@ -210,16 +210,10 @@ def whole(
     state: State, learner: TurnEnd, match: SessionMatch, attempt: Attempt, opened: OpenAnswer
 ) -> bytes | LargeBody:
     """What the client gets of an answer that came whole. Learns from it."""
-    _has_answered(attempt)
+    attempt.has_answered()
     complete(state, learner, match, attempt, SeenAnswer(opened.observer.summary, opened.reply))
     attempt.close()
     return opened.first if isinstance(opened.first, bytes) else LargeBody(opened.first)
-
-
-def _has_answered(attempt: Attempt) -> None:
-    """The answering worker has computed the prompt, whatever becomes of its answer."""
-    if not attempt.is_finished_on_prefill:
-        attempt.touches.answering()
 
 
 def complete(state: State, learner: TurnEnd, match: SessionMatch, attempt: Attempt, answer: SeenAnswer) -> None:

@@ -94,6 +94,8 @@ class HandoffRelease:
         finally:
             task.cancel()
             await asyncio.wait({task})
+            if not task.cancelled() and task.exception() is None:
+                attempt.has_answered()
             attempt.close()
         self._metrics.abandoned.labels(await self._fate(attempt, legs)).inc()
 

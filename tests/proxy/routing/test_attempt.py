@@ -10,7 +10,8 @@ from ppd.proxy.failures import ROWS, Cause, ClientGets, Failure, HealthEffect, L
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role
 from ppd.proxy.health.circuit_breaker import RetryBudget
-from ppd.proxy.routing.attempt import FailedAttempts, in_class, is_loss
+from ppd.proxy.routing.attempt import FailedAttempts, is_loss
+from ppd.proxy.routing.service import in_class
 from ppd.proxy.telemetry.receipts import LegRecord
 from tests.support.attempts import decision, running, view
 from tests.support.requests import parse

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
@@ -254,15 +255,19 @@ async def test_a_d_that_was_just_asked_is_ended_and_has_the_kv(lab: Lab) -> None
     assert lab.asked["D1"] == []
 
 
-async def test_an_answer_that_began_as_the_client_left_is_closed(lab: Lab) -> None:
+async def test_an_answer_that_began_as_the_client_left_is_closed_and_its_d_has_the_prompt(lab: Lab) -> None:
+    made, told = lab.running(await lab.decode("D1")), list[str]()
+    made.touches = cast(Any, SimpleNamespace(answering=lambda: told.append("answering")))
+
     async def opening(made: Attempt) -> OpenAnswer:
         lab.announce(made)
         asks_d(made)
         tell(made, LegsEvent.BEGAN)
         return opened()
 
-    await lab.leave(lab.running(await lab.decode("D1")), opening)
+    await lab.leave(made, opening)
     assert (lab.outstanding(), lab.fates(), lab.closed) == (0, {"taken": 1}, ["given back"])
+    assert told == ["answering"]
 
 
 async def test_a_d_that_fails_as_the_client_leaves_may_have_the_kv_or_not(lab: Lab) -> None:

@@ -6,6 +6,7 @@ turn, so a process asks the others for the receipts that it does not have.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from heapq import nlargest
 from typing import TYPE_CHECKING
@@ -20,6 +21,9 @@ from ..telemetry.receipts import Receipt, Receipts
 
 if TYPE_CHECKING:
     from ..assembly import Proxy
+
+
+WRITTEN_AT_ONCE = 32  # receipts, before other turns go on
 
 
 class Add(msgspec.Struct, tag=True, frozen=True):
@@ -95,10 +99,11 @@ async def find_receipt(proxy: Proxy, request_id: str) -> Receipt | None:
 
 async def newest_receipts(proxy: Proxy, limit: int) -> list[Receipt]:
     others = await proxy.membership.ask_others("receipts", str(limit).encode())
-    receipts = [
-        *proxy.state.receipts.newest(limit),
-        *(one for body in others.values() for one in _RECEIPTS.decode(body)),
-    ]
+    receipts = [one for body in others.values() for one in _RECEIPTS.decode(body)]
+    for receipt in proxy.state.receipts.one_by_one(limit):
+        receipts.append(receipt)
+        if len(receipts) % WRITTEN_AT_ONCE == 0:
+            await asyncio.sleep(0)
     return nlargest(limit, receipts, key=lambda receipt: receipt.at) if others else receipts
 
 

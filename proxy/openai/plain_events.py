@@ -43,7 +43,7 @@ class PlainEvents:
     def pattern(self) -> tuple[bytes, bytes] | None:
         """What stands before and behind the text of each plain event, once that is known."""
         if self._sample is not None:
-            self._learn()
+            self._learn(self._sample)
         return (self._before, self._behind) if self._before else None
 
     @property
@@ -53,7 +53,7 @@ class PlainEvents:
     def text(self, event: bytes) -> str | None:
         """The event's text if it brings nothing else; None if it must be decoded to know."""
         if self._sample is not None:
-            self._learn()
+            self._learn(self._sample)
         before, behind = self._before, self._behind
         if not before or not event.startswith(before) or not event.endswith(behind):
             return None
@@ -69,10 +69,10 @@ class PlainEvents:
         self._attempts -= 1
         self._sample = event
 
-    def _learn(self) -> None:
-        event, self._sample = self._sample, None
-        data = None if event is None else event_data(event)
-        if event is None or data is None or not event.endswith(b"\n\n") or event.count(self._name) != 1:
+    def _learn(self, event: bytes) -> None:
+        self._sample = None
+        data = event_data(event)
+        if data is None or not event.endswith(b"\n\n") or event.count(self._name) != 1:
             return
         if _ROLE in data:  # the first event of a chat: not decoded to see that
             return

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -237,8 +238,12 @@ class Receipts:
         return None if receipt is None else self.written(receipt)
 
     def newest(self, limit: int) -> list[Receipt]:
-        ids = list(self._by_id)[-limit:]
-        return [self.written(self._by_id[request_id]) for request_id in reversed(ids)]
+        return list(self.one_by_one(limit))
+
+    def one_by_one(self, limit: int) -> Iterator[Receipt]:
+        """Those that are the newest at first. Each is written as it is taken, so other turns may go on between."""
+        for receipt in list(islice(reversed(self._by_id.values()), limit)):
+            yield self.written(receipt)
 
     def _close(self, receipt: Receipt) -> None:
         """It is no longer kept; its turn may go on, and be logged."""

@@ -134,3 +134,15 @@ async def test_when_there_is_room_again_the_log_goes_on_and_says_what_was_lost(
     (line,) = (folder / "receipts.jsonl").read_bytes().splitlines()
     assert msgspec.json.decode(line, type=Receipt).id == "b"
     assert "receipts lost: 1" in caplog.text
+
+
+def test_receipts_that_are_read_one_by_one_may_be_pushed_out_meanwhile() -> None:
+    receipts, ways = Receipts(3), Ways()
+    for name in ("a", "b", "c"):
+        receipts.open(one := receipt(name))
+        receipts.judged(one, ways)
+    reading = receipts.one_by_one(2)
+    assert next(reading).id == "c" and ways.times == 1, "the others are not written yet"
+    for name in ("d", "e"):
+        receipts.open(receipt(name))
+    assert [one.id for one in reading] == ["b"]

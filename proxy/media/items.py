@@ -144,17 +144,21 @@ class _Naming:
             return self._holder(bare) or [bytes(bare)]
         rest = _without(part, UUID, *(_ALL_DIRECT - {_HELD_AS.get(kind, kind)}))
         if kind in _EMBEDS:
+            self._count_one()
             name = self._name(kind, b"e", msgspec.json.encode(part.get(kind)))
             return [_Named(msgspec.json.encode({**rest, UUID: name}), None)]
         content = self._content(kind, part)
         if content is None:  # a file that the engine keeps
             return [_Named(msgspec.json.encode(rest), None)]
+        self._count_one()
+        item = self._item(kind, content)
+        return [_Named(msgspec.json.encode({**rest, UUID: item.name}), item)]
+
+    def _count_one(self) -> None:
         self._count += 1
         if self._count > self._limit:
             said = f"{self._member}: holds more than {self._limit} images, sounds and videos (media_limit)"
             raise RequestError(said, param=self._member)
-        item = self._item(kind, content)
-        return [_Named(msgspec.json.encode({**rest, UUID: item.name}), item)]
 
     def _item(self, kind: str, content: str | bytes) -> MediaItem:
         what = KINDS[kind]

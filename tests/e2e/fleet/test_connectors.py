@@ -74,7 +74,7 @@ async def test_a_split_conversation_says_what_a_replica_says(fleets: ConnectorFl
     assert not any(engine.counters.traps for engine in field.engines.values())
 
 
-@pytest.mark.parametrize("connector", MOVING)
+@pytest.mark.parametrize("connector", NAMES)
 async def test_turns_at_once_keep_their_keys_apart(fleets: ConnectorFleets, connector: str) -> None:
     fleet = await fleets.of(connector)
     bodies = [fleet.talk().body() for _ in range(6)]

@@ -199,6 +199,20 @@ async def test_an_encoder_that_is_gone_or_drains_is_not_asked_until_it_is_back()
                 await asyncio.sleep(0.05)
 
 
+async def test_an_encoder_that_fails_again_and_again_is_not_asked_until_its_breaker_lets_a_turn_try_it() -> None:
+    async with Fleet.of("E1 R1", breaker_failures=2, breaker_open_s=2.0, **ALWAYS) as fleet:
+        say = [{"role": "user", "content": asks(picture(1))}]
+        fleet.engines["E1"].faults = Faults(refuse=2, refuse_status=500)
+        told = [await decisions(fleet, await fleet.chat(say)) for _ in range(3)]
+        assert told == [["image: failed"], ["image: failed"], ["image: absent"]]
+        assert len(legs(fleet.engines["E1"])) == 2, "the third was not asked"
+        async with asyncio.timeout(30):
+            while await decisions(fleet, await fleet.chat(say)) != ["image: encoded"]:
+                await asyncio.sleep(0.05)
+        assert len(legs(fleet.engines["E1"])) == 3, "the first that asked has closed it"
+        assert await decisions(fleet, await fleet.chat(say)) == ["image: encoded"]
+
+
 async def test_an_encoders_agent_drains_it_on_sigterm_and_its_turns_are_encoded(tmp_path: Path) -> None:
     """A launched engine, announced by heartbeats."""
     port, side, heartbeats = free_ports(3)
@@ -262,6 +276,13 @@ async def test_bad_media_and_clients_own_parameters_reach_no_engine() -> None:
         for url in ("file:///etc/passwd", "data:image/png;base64,?", "data:text/plain,a"):
             turn = await fleet.chat([{"role": "user", "content": asks(url)}])
             assert turn.status == 400 and "messages" in turn.body["error"]["message"]
+        for path, member, part in (
+            ("/v1/responses", "input", {"type": "input_image", "image_url": "file:///etc/passwd"}),
+            ("/v1/messages", "messages", {"type": "image", "source": {"type": "url", "url": "file:///etc/passwd"}}),
+        ):
+            body = {"model": "sim", "max_tokens": 4, member: [{"role": "user", "content": [part]}]}
+            turn = await fleet.post(path, body)
+            assert turn.status == 400 and member in turn.body["error"]["message"]
         many = await fleet.chat(
             [{"role": "user", "content": [*asks(picture(1)), *asks(picture(1)), *asks(picture(1))]}]
         )

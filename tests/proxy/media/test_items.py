@@ -173,6 +173,10 @@ def test_what_is_encoded_already_or_kept_by_the_engine_is_no_item_but_loses_the_
         ({"type": "input_audio", "input_audio": {"data": "%"}}, "base64"),
         ({"type": "image", "source": {"type": "base64", "data": 7}}, "a URL or data"),
         ({"type": "image", "source": {}}, "a URL or data"),
+        ({"type": "image", "source": {"type": "url", "url": "file:///etc/passwd"}}, "http, https or data"),
+        ({"type": "input_image", "image_url": "file:///etc/passwd"}, "http, https or data"),
+        ({"type": "input_image", "image_url": "data:image/png;base64,abc"}, "base64"),
+        ({"type": "input_image", "image_url": ""}, "a URL or data"),
     ],
 )
 def test_a_part_that_no_engine_can_read_is_refused_without_its_content(part: Any, told: str) -> None:
@@ -186,6 +190,8 @@ def test_more_items_than_the_limit_are_refused() -> None:
     assert len(read(user(picture(), picture()), limit=2)[1]) == 2
     with pytest.raises(RequestError, match="media_limit"):
         read([*user(picture(), picture()), *user(picture(SITE))], limit=2)
+    with pytest.raises(RequestError, match="media_limit"):
+        read(user(picture(), {"type": "image_embeds", "image_embeds": "AA=="}), limit=1)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
     python -m tests.servers.ec_redis.schedules --schedules 100000
 
 In each step one thing happens: a request comes, is asked about, or ends; something is encoded; time passes; an engine
-dies and begins anew; a message is delivered, lost, or delivered and kept to come again. After each step no room is
+dies and begins anew; data have been sent, or could not be; a message is delivered, lost, or delivered and kept to come
+again. After each step no room is
 overfull, and no request waits longer than it may. In the end all requests finish, time passes, and every book is empty.
 A failure names the seed of its schedule.
 """
@@ -36,6 +37,7 @@ class Encoder:
 
     name: str
     room: Room = field(default_factory=lambda: Room(CAPACITY_BYTES))
+    sending: list[Delivery] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.book = Holdings(self.room, ttl_s=TTL_S)
@@ -72,7 +74,7 @@ class Schedule:
 
     def play(self) -> None:
         happenings: list[Callable[[], None]] = [
-            *(self.announce, self.encode, self.encode, *[self.deliver] * 5),
+            *(self.announce, self.encode, self.encode, *[self.send] * 4, *[self.deliver] * 5),
             *(self.ask, self.ask, self.ask, self.begin, self.finish, self.wait),
         ]
         for _ in range(STEPS):
@@ -98,6 +100,16 @@ class Schedule:
         item = self.random.choice([name for name in ITEMS if encoder.book.expects(name)] or list(ITEMS))
         one = ITEMS[item] if self.random.random() < 0.95 else Embedding((2, 2), "F32")
         encoder.book.encoded(item, one, b"." * one.size_bytes)
+
+    def send(self) -> None:
+        """A delivery has gone out, or has failed, some time after it was begun."""
+        encoder = self.random.choice(list(self.encoders.values()))
+        if not encoder.sending:
+            return
+        delivery = encoder.sending.pop(self.random.randrange(len(encoder.sending)))
+        if self.random.random() < 0.9:
+            self.network.append((delivery.consumer, delivery))
+        encoder.book.sent(delivery.key)
 
     def begin(self) -> None:
         self.number += 1
@@ -186,9 +198,8 @@ class Schedule:
             engine.book.verdicts.clear()
         for encoder in self.encoders.values():
             self.network += [(one.consumer, one) for one in encoder.book.withdrawals]
-            self.network += [(one.consumer, one) for one in encoder.book.deliveries]
-            for key in [one.key for one in encoder.book.deliveries]:
-                encoder.book.sent(key)
+            self.seen["sent"] += len(encoder.book.deliveries)
+            encoder.sending += encoder.book.deliveries
             encoder.book.withdrawals.clear()
             encoder.book.deliveries.clear()
 
@@ -205,6 +216,9 @@ class Schedule:
         for engine in self.engines.values():
             for request in list(engine.requests):
                 self.finish_one(engine, request)
+        for encoder in self.encoders.values():
+            for delivery in encoder.sending:
+                encoder.book.sent(delivery.key)
         for _ in range(2):  # what ends is ignored for as long again
             self.now_s += TTL_S
             for engine in self.engines.values():

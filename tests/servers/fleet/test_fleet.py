@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ppd.proxy.config import ProxyConfig
-from ppd.proxy.connectors import CONNECTORS, is_of_sidecars
+from ppd.proxy.connectors import CONNECTORS, is_of_sidecars, usual_engine
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
 from ppd.servers.agent.agent import Identity
@@ -135,11 +135,12 @@ def test_a_d_with_a_share_of_its_own_is_told_it_and_the_proxy_goes_by_it() -> No
         assert not any({"--x", "--mode"} & set(member.launch.argv) for member in plan(spec(x_of_decodes=unset)))
 
 
-@pytest.mark.parametrize(
-    ("connector", "with_it"), [(None, []), ("mooncake", ["P1", "D1", "D2"]), ("sglang", ["P1", "D1", "D2", "R1"])]
-)
-def test_a_connector_is_that_of_p_and_d_and_an_engine_that_of_all(connector: str | None, with_it: list[str]) -> None:
+@pytest.mark.parametrize("connector", [None, *CONNECTORS])
+def test_a_connector_is_that_of_p_and_d_and_an_engine_that_of_all(connector: str | None) -> None:
     members = plan(spec(connector=connector))
+    with_it = [] if connector is None else ["P1", "D1", "D2"]
+    if connector is not None and usual_engine(connector) != "vllm":
+        with_it.append("R1")
     assert [member.name for member in members if "--connector" in member.launch.argv] == with_it
     assert all(flag(member.launch.argv, "--connector") == connector for member in members if member.name in with_it)
 

@@ -12,7 +12,7 @@ from ppd.proxy.config import EncoderUse, Mode, StageOrder
 from ppd.servers.sidecar.allow_list import AllowList
 from ppd.servers.sidecar.router import FailurePolicy, OnFailure
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, Faults, Order
-from tests.e2e.fleet.test_encoders import picture, talk
+from tests.e2e.encoders.test_encoders import picture, talk
 from tests.servers.sidecar.sidecars import SidecarFleet, StrictFleet
 from tests.support.fleet import Fleet, start_engine
 from tests.support.proxy import ProxyClient, Turn

@@ -20,10 +20,10 @@ from ppd.proxy.config import EncoderUse
 from ppd.proxy.failures import Cause, Leg
 from ppd.proxy.policy import Route
 from ppd.servers.sim.core.fault_orders import FaultKind, Faults, Order
+from tests.e2e.encoders.test_encoders import asks, images, picture
 from tests.e2e.failures.fleet import Seen
 from tests.e2e.failures.outcomes import held_by
 from tests.e2e.fleet.connector_fleets import HASTY, NAMES, WORDS, ConnectorFleet, ConnectorFleets
-from tests.e2e.fleet.test_encoders import asks, images, picture
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

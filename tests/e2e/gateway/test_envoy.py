@@ -17,7 +17,7 @@ import pytest
 from ppd.proxy.config import EncoderUse, Mode
 from ppd.proxy.gateway.messages import HealthCheckRequest, HealthCheckResponse
 from ppd.servers.fleet.ports import free_ports
-from tests.e2e.fleet.test_encoders import asks, picture
+from tests.e2e.encoders.test_encoders import asks, picture
 from tests.e2e.gateway.envoy_program import carried, is_over, is_reported, sidecar_before, until_envoy_knows
 from tests.support.fleet import Fleet, has_work
 from tests.support.proxy import Chat, ProxyClient

@@ -17,7 +17,7 @@ from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.openai.request import Endpoint, Request
 from ppd.proxy.peers.channels import Member
 from ppd.proxy.routing.state import State
-from tests.e2e.fleet.test_encoders import asks, picture
+from tests.e2e.encoders.test_encoders import asks, picture
 from tests.support.clock import FakeClock
 from tests.support.requests import parse
 

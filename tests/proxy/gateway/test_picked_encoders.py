@@ -12,7 +12,7 @@ from ppd.proxy.encoders.choosing import Choices, ItemDecision
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.gateway.headers import ENCODER_ITEMS, ENCODERS
 from ppd.proxy.gateway.picked_encoders import NAMED_LIMIT, headers_of
-from tests.e2e.fleet.test_encoders import asks, picture
+from tests.e2e.encoders.test_encoders import asks, picture
 from tests.proxy.encoders.test_choosing import encoder, item
 from tests.proxy.gateway.envoy import D1, SPLITS, Envoy, chat, mutation, proxy_of
 

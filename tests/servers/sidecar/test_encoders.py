@@ -13,7 +13,7 @@ from ppd.proxy.media.items import MEDIA_LIMIT
 from ppd.servers.sidecar.allow_list import AllowList
 from ppd.servers.sidecar.encoders import Encoders
 from ppd.servers.sim.core.fault_orders import FaultKind, Faults, Order
-from tests.e2e.fleet.test_encoders import asks, images, picture
+from tests.e2e.encoders.test_encoders import asks, images, picture
 from tests.servers.sidecar.sidecars import LOCALHOST
 from tests.servers.sidecar.site import CHAT, Site
 

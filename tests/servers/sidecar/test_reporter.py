@@ -14,7 +14,7 @@ from ppd.proxy.discovery.turn_report import TurnReport, decode
 from ppd.proxy.gateway.headers import ENCODERS
 from ppd.servers.sidecar.reporter import COMPLAIN_EVERY_S, Reporter
 from ppd.servers.sim.core.fault_orders import Faults
-from tests.e2e.fleet.test_encoders import asks, picture
+from tests.e2e.encoders.test_encoders import asks, picture
 from tests.servers.sidecar.site import WORDS, Site
 from tests.support.clock import FakeClock
 

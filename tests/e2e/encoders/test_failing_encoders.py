@@ -1,0 +1,88 @@
+"""Encoders that fail, are gone, drain, or whose client leaves: no turn fails for it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from ppd.proxy.config import Mode
+from ppd.servers.sim.core.fault_orders import Faults
+from tests.e2e.encoders.test_encoders import ALWAYS, asks, decisions, legs, picture, talk
+from tests.support.fleet import Fleet
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "an error": {"kind": "error", "phase": "request", "status": 500},
+    "no JSON": {"kind": "body", "phase": "request", "body": "?"},
+    "a reset": {"kind": "reset", "phase": "request", "times": 2},  # over an old connection it is sent again
+    "its death": {"kind": "kill", "phase": "request"},
+    "its slowness": {"kind": "slow", "phase": "head", "delay_s": 60},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_failing_encoder_is_no_error(fault: str) -> None:
+    async with Fleet.of("R1") as alone:
+        expected = await talk(alone, picture(1), picture(2))
+    settings = {**ALWAYS, "encoder_timeout_s": 0.3 if "slow" in fault else 10.0}
+    async with Fleet.of("E1 P1 D1", engine={"allow_faults": True}, mode=Mode.ALWAYS_SPLIT, **settings) as fleet:
+        order = {"orders": [{"times": 1, **FAULTS[fault]}]}
+        async with fleet.session.post(f"http://{fleet.engines['E1'].address}/faults", json=order) as ordered:
+            assert ordered.status == 200, await ordered.text()
+        assert await talk(fleet, picture(1), picture(2)) == expected
+        assert fleet.engines["P1"].counters.encoded_items >= 1
+        assert await fleet.metric('ppd_encoder_items_total{decision="failed"}') >= 1
+
+
+async def test_a_turn_that_is_tried_twice_counts_its_items_once() -> None:
+    async with Fleet.of("E1 R1 R2", **ALWAYS) as fleet:
+        fleet.engines["R1"].faults = fleet.engines["R2"].faults = Faults(refuse=1, refuse_status=500)
+        turn = await fleet.chat([{"role": "user", "content": asks(picture(1))}])
+        record = (await fleet.receipt(turn))["encoder"]
+        assert (turn.status, record["items"], len(record["legs"])) == (200, ["image: encoded"], 2)
+        assert await fleet.metric('ppd_encoder_items_total{decision="encoded"}') == 1
+
+
+async def test_an_encoder_that_is_gone_or_drains_is_not_asked_until_it_is_back() -> None:
+    async with Fleet.of("E1 R1", **ALWAYS) as fleet:
+        say = [{"role": "user", "content": asks(picture(1))}]
+        await fleet.admin("PATCH", "/workers/E1", {"draining": True})
+        assert await decisions(fleet, await fleet.chat(say)) == ["image: absent"]
+        await fleet.admin("PATCH", "/workers/E1", {"draining": False})
+        assert await decisions(fleet, await fleet.chat(say)) == ["image: encoded"]
+        await fleet.kill("E1")
+        (failed,) = await decisions(fleet, await fleet.chat(say))
+        assert failed in ("image: failed", "image: absent")
+        assert await decisions(fleet, await fleet.chat(say)) == ["image: absent"]  # its breaker is open, or it is down
+        await fleet.start_again("E1")
+        await fleet.until(lambda: fleet.state("E1") == "up")
+        async with asyncio.timeout(60):
+            while await decisions(fleet, await fleet.chat(say)) != ["image: encoded"]:
+                await asyncio.sleep(0.05)
+
+
+async def test_an_encoder_that_fails_again_and_again_is_not_asked_until_its_breaker_lets_a_turn_try_it() -> None:
+    async with Fleet.of("E1 R1", breaker_failures=2, breaker_open_s=2.0, **ALWAYS) as fleet:
+        say = [{"role": "user", "content": asks(picture(1))}]
+        fleet.engines["E1"].faults = Faults(refuse=2, refuse_status=500)
+        told = [await decisions(fleet, await fleet.chat(say)) for _ in range(3)]
+        assert told == [["image: failed"], ["image: failed"], ["image: absent"]]
+        assert len(legs(fleet.engines["E1"])) == 2, "the third was not asked"
+        async with asyncio.timeout(30):
+            while await decisions(fleet, await fleet.chat(say)) != ["image: encoded"]:
+                await asyncio.sleep(0.05)
+        assert len(legs(fleet.engines["E1"])) == 3, "the first that asked has closed it"
+        assert await decisions(fleet, await fleet.chat(say)) == ["image: encoded"]
+
+
+async def test_a_client_that_leaves_ends_the_encoders_legs() -> None:
+    async with Fleet.of("R1", **ALWAYS) as fleet:
+        engine = await fleet.add("E1", time_scale=1.0, encoder_item_s=60.0)
+        body = {"model": "sim", "messages": [{"role": "user", "content": asks(picture(1))}]}
+        asking = asyncio.create_task(fleet.post("/v1/chat/completions", body))
+        await fleet.until(lambda: engine.encoder.running == 1)
+        asking.cancel()
+        await fleet.until(lambda: engine.encoder.running == 0)
+        await fleet.until(fleet.idle)
+        assert not fleet.engines["R1"].received

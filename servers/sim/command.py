@@ -153,6 +153,12 @@ def _costs(ctx: click.Context, _: click.Parameter, name: str | None) -> EnginePr
     help="Seconds for which D keeps KV so.",
 )
 @click.option(
+    "--disaggregation-decode-enable-radix-cache",
+    "decode_radix_cache",
+    is_flag=True,
+    help="An SGLang D keeps prompts, and is sent what it lacks.",
+)
+@click.option(
     "--meeting-timeout-s",
     default=_DEFAULT.meeting_timeout_s,
     show_default=True,

@@ -165,7 +165,7 @@ class SglangApi:
                 "served_model_name": config.model,
                 "disaggregation_mode": _MODES.get(config.role, "null"),
                 "disaggregation_bootstrap_port": self._engine.own.port,
-                "disaggregation_decode_enable_radix_cache": False,
+                "disaggregation_decode_enable_radix_cache": config.decode_radix_cache,
                 "page_size": config.block_size,
                 "max_total_num_tokens": config.num_blocks * config.block_size,
             }

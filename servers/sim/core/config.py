@@ -78,6 +78,7 @@ class SimConfig:
     lease_s: float = 30.0  # how long P keeps a finished prefill for D
     bidirectional_kv_xfer: bool = False  # D keeps what it has pulled and answered, and P reads it back
     decoder_kv_blocks_ttl: int = 480  # seconds for which D keeps it
+    decode_radix_cache: bool = False  # an SGLang D keeps prompts, and is sent what it lacks
     peer_timeout_s: float = 5.0
     meeting_timeout_s: float = 300.0  # how long a leg waits for the other one that has its key
     load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.FAIL
@@ -108,6 +109,8 @@ class SimConfig:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}", param=name)
         if self.bidirectional_kv_xfer and self.connector != "nixl":
             raise ConfigError("bidirectional_kv_xfer needs connector nixl", param="bidirectional_kv_xfer")
+        if self.decode_radix_cache and self.connector != "sglang":
+            raise ConfigError("decode_radix_cache needs connector sglang", param="decode_radix_cache")
         if self.connector not in CONNECTORS:
             raise ConfigError(f"connector must be {' or '.join(CONNECTORS)}, got {self.connector}", param="connector")
         if not 0 <= self.reasoning <= 1:

@@ -77,8 +77,7 @@ class SimEngine:
         self.started_at = time.time()
         self.counters = Counters()
         self.received: deque[Received] = deque(maxlen=config.keep_requests)
-        self.is_dead = False
-        self.is_stopping = False
+        self.is_dead = self.is_stopping = False
         self.protocol = PROTOCOLS[config.connector]
         self.metrics = MetricsRegistry(self, self.protocol.engine)
         self.meetings = Meetings(self.protocol, self.counters, config.meeting_timeout_s, self._is_pinned)
@@ -140,7 +139,8 @@ class SimEngine:
 
     @property
     def own(self) -> Own:
-        return Own(self.config.role, self.engine_id, *self.side_address, reads_back=self.config.bidirectional_kv_xfer)
+        keeps = self.config.bidirectional_kv_xfer, self.config.decode_radix_cache
+        return Own(self.config.role, self.engine_id, *self.side_address, *keeps)
 
     def new_id(self) -> str:
         return self._new_id()
@@ -338,11 +338,11 @@ class SimEngine:
         state = self._output_states.get(sequence.id)
         if state is None:
             return
-        if handed_over:
+        if handed_over and sequence.transfer.receiver is None:
             if self._faults.take_of_transfer(FaultKind.EXPIRE):
                 self.handoffs.end_lease(handed_over.request_id)
-            if sequence.transfer.receiver is not None and not sequence.transfer.is_sent:
-                self._spawn(self.pulls.push(sequence, handed_over))
+        elif handed_over and not sequence.transfer.is_sent:
+            self._spawn(self.pulls.push(sequence, handed_over))
         latencies = self.metrics.latencies
         if output.token is not None:
             first, since = state.last_at is None, state.arrived_at if state.last_at is None else state.last_at

@@ -49,6 +49,8 @@ class PullingEngine(Protocol):
 
     def deliver(self, output: Output) -> None: ...
 
+    def kill(self) -> None: ...
+
     async def pause(self, duration_s: float) -> None: ...
 
     async def stalls(self, engine_id: str) -> bool: ...
@@ -90,8 +92,8 @@ class Pulls:
             _log.warning("KV load failed: %s", failure)
             engine.counters.failed_transfers += sequence.state is not SequenceState.FINISHED
             policy, transfer = engine.config.load_failure_policy, sequence.transfer
-            recompute = policy is LoadFailurePolicy.RECOMPUTE or transfer.recomputes
-            output = engine.scheduler.pull_failed(pull, recompute=recompute and not transfer.pulls_all)
+            recompute = policy is LoadFailurePolicy.RECOMPUTE and engine.protocol.engine == "vllm"
+            output = engine.scheduler.pull_failed(pull, recompute=recompute or transfer.recomputes)
             if output is not None:
                 engine.deliver(replace(output, error=f"KV transfer: {failure}") if sequence.transfer.key else output)
         else:
@@ -145,13 +147,13 @@ class Pulls:
 
     def leave(self, sequence: Sequence) -> None:
         """The sequence is aborted: it waits for P no longer, unless P writes into its blocks."""
-        meeting = self._meeting.get(sequence.id)
-        if meeting is None:
+        if sequence.state is not SequenceState.PULLING:
             return
         leaks = self._engine.faults.take_of_transfer(FaultKind.LEAK)
         if leaks:
             sequence.forget_blocks()
-        if leaks or not self._engine.protocol.is_written:
+        meeting = self._meeting.get(sequence.id)
+        if meeting is not None and (leaks or not self._engine.protocol.is_written):
             meeting.cancel()
 
     def expire(self) -> None:
@@ -183,18 +185,22 @@ class Pulls:
 
         By a fault it sends nothing; what is for one leg it then sends under a name that nobody asks for.
         """
-        engine, transfer = self._engine, sequence.transfer
-        assert transfer.receiver is not None, "somebody takes it"
+        engine, transfer, receiver = self._engine, sequence.transfer, sequence.transfer.receiver
+        assert receiver is not None, "somebody takes it"
+        if engine.faults.take_of_transfer(FaultKind.EXPIRE):
+            transfer = replace(transfer, is_absent=True)
         tokens = handed_over.tokens
         sent = handed_over.block_ids if transfer.is_sent else handed_over.block_ids[: tokens // engine.pool.block_size]
         contents = [list(engine.pool[block_id].content) for block_id in sent]
         await engine.pause(transfer_time_s(engine.config.profile, len(contents) * engine.pool.block_size))
+        if engine.faults.take_of_transfer(FaultKind.KILL_AT_TRANSFER):
+            engine.kill()  # which ends this at its next await
         prompt = StoredPrompt(
             "", engine.config.model, sequence.namespace, contents, transfer.meeting if transfer.is_sent else "", tokens
         )
         try:
             if transfer.is_sent or not transfer.is_absent:
-                await self._peers.store(transfer.receiver, prompt)
+                await self._peers.store(receiver, prompt)
         except SideChannelError as failure:
             _log.warning("KV could not be sent: %s", failure)
             engine.counters.failed_transfers += 1

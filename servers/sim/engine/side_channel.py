@@ -158,9 +158,7 @@ class SideChannel:
             handed_over = await engine.meetings.join(message.key)
         except MeetingFailed as exc:
             raise web.HTTPGone(text=str(exc)) from exc
-        if engine.faults.take_of_transfer(FaultKind.KILL_AT_TRANSFER):
-            engine.kill()
-            raise web.HTTPGone
+        self._die_on_order()
         engine.handoffs.expire()
         if handed_over.request_id not in engine.handoffs:
             engine.counters.traps[Trap.EXPIRED_HANDOFF] += 1
@@ -180,6 +178,7 @@ class SideChannel:
             raise web.HTTPConflict
         if await engine.stalls(engine.own.engine_id):
             raise web.HTTPServiceUnavailable
+        self._die_on_order()
         try:
             contents = engine.handoffs.read(message.request_id, message.block_ids)
         except IndexError as exc:
@@ -221,6 +220,11 @@ class SideChannel:
             raise web.HTTPNotFound
         status, answer = page
         return web.Response(body=msgspec.json.encode(answer), status=status, content_type="application/json")
+
+    def _die_on_order(self) -> None:
+        if self._engine.faults.take_of_transfer(FaultKind.KILL_AT_TRANSFER):
+            self._engine.kill()
+            raise web.HTTPGone
 
     def _close(self, request_id: str) -> None:
         self._engine.handoffs.close(request_id)

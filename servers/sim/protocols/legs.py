@@ -32,6 +32,7 @@ class Own(msgspec.Struct, frozen=True):
     host: str
     port: int
     reads_back: bool = False  # `bidirectional_kv_xfer`
+    keeps_prefixes: bool = False  # an SGLang D
 
 
 class KvProtocol(Protocol):

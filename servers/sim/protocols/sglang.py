@@ -1,7 +1,8 @@
 """SGLang's disaggregation: both legs carry P's bootstrap address and a room, and meet there. Source: SGLang 0.5.23.
 
-Roles are fixed: P computes when D has come, and its answer ends when D has the KV. D never computes a prompt, and keeps
-none. Either refuses a request without a room, so there is no LOCAL turn. Only chat and completions carry the fields.
+Roles are fixed: P computes when D has come, and its answer ends when D has the KV. D never computes a prompt. With
+`--disaggregation-decode-enable-radix-cache` it keeps what it is sent and asks for what it lacks; else P sends all.
+Either refuses a request without a room, so there is no LOCAL turn. Only chat and completions carry the fields.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Sglang:
         if own.role is Role.DECODE:
             port = fields.bootstrap_port or 8998
             remotes = (RemotePrefill("", room, fields.bootstrap_host, port, None) for room in rooms)
-            return tuple(Transfer(remote=remote, key=remote.request_id, pulls_all=True) for remote in remotes)
+            pulls_all = not own.keeps_prefixes
+            return tuple(Transfer(remote=remote, key=remote.request_id, pulls_all=pulls_all) for remote in remotes)
         if fields.bootstrap_port not in (None, own.port):
             raise BadRequest(
                 f"bootstrap_port: must be {own.port}, this server's, got {fields.bootstrap_port}", "bootstrap_port"

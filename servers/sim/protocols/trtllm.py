@@ -2,8 +2,8 @@
 
 D finds P's KV by `disagg_request_id`, which the orchestrator chose, at an address that only the engines read. If P's
 first token ends the answer, nothing is handed over: P's answer is the whole one. Generation first, both legs come at
-once, D is told P's `ctx_info_endpoint`, and P computes once D has come. Only chat and completions carry
-the parameters. Source: TensorRT-LLM 1.4.
+once, D is told P's `ctx_info_endpoint`, and P computes once D has come. Both engines reuse blocks: D asks P for those
+that it lacks. Only chat and completions carry the parameters. Source: TensorRT-LLM 1.4.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class TrtLlmEarly(TrtLlm):
         if scheme != "tcp" or not host or not port.isdecimal():
             name = f"{_WHERE}.ctx_info_endpoint"
             raise BadRequest(f"{name}: is not what a context server tells", name)
-        return Transfer(key=key, remote=RemotePrefill("", key, host, int(port), None), pulls_all=True)
+        return Transfer(key=key, remote=RemotePrefill("", key, host, int(port), None))
 
     def answer(self, handed_over: HandedOver, own: Own) -> None:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -45,12 +46,19 @@ class ConnectorFleet:
 
     @classmethod
     async def start(
-        cls, stack: AsyncExitStack, connector: str, names: str = "P1 P2 D1 D2", **settings: Any
+        cls,
+        stack: AsyncExitStack,
+        connector: str,
+        names: str = "P1 P2 D1 D2",
+        *,
+        engine: Mapping[str, Any] | None = None,
+        **settings: Any,
     ) -> ConnectorFleet:
+        """engine: settings of the engines; the others are the proxy's."""
         told = settings.pop("told", {}).get(connector, "")
         settings = {"mode": Mode.ALWAYS_SPLIT, **settings}
         field = await stack.enter_async_context(FaultFleet.of("", **settings))
-        await join(field, connector, names, told, time_scale=0.05)
+        await join(field, connector, names, told, time_scale=0.05, **(engine or {}))
         await field.settle()
         return cls(connector, field)
 

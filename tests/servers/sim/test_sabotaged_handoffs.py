@@ -135,16 +135,27 @@ async def test_a_wedged_transfer_never_arrives_and_health_stays_green(lab: Any, 
     await until(lambda: is_quiet(d))
 
 
-async def test_a_client_that_leaves_a_wedged_transfer_frees_ds_blocks_only_when_it_ends(lab: Any) -> None:
+@pytest.mark.parametrize("leaks", [False, True])
+async def test_a_client_that_leaves_a_wedged_transfer_frees_ds_blocks_only_when_it_ends(lab: Any, leaks: bool) -> None:
     p, d = await lab.start("P"), await lab.start("D")
-    d.faults = Faults(wedge=["*"])
+    d.faults = Faults([Order(FaultKind.LEAK)] if leaks else [], wedge=["*"])
     leg = asyncio.create_task(lab.split(p, d, HI))
     await until(lambda: d.scheduler.pulling == 1)
     leg.cancel()
     await until(lambda: d.counters.finished["abort"] == 1)
     assert d.pool.used > 0
     d.faults = Faults()
-    await until(lambda: is_quiet(d))
+    await until(lambda: d.scheduler.pulling == 0)
+    assert (d.pool.used > 0) == leaks
+
+
+@pytest.mark.parametrize(("policy", "status"), [(LoadFailurePolicy.FAIL, 500), (LoadFailurePolicy.RECOMPUTE, 200)])
+async def test_a_p_that_dies_as_d_reads(lab: Any, policy: LoadFailurePolicy, status: int) -> None:
+    p, d = await lab.start("P"), await lab.start("D", load_failure_policy=policy)
+    params = await lab.prefill(p, HI)
+    p.faults = Faults([Order(FaultKind.KILL_AT_TRANSFER)])
+    assert (await lab.chat(d, HI, kv_transfer_params=params)).status == status
+    assert (p.is_dead, d.counters.failed_transfers, d.pool.used) == (True, 1, 0)
 
 
 async def test_a_deaf_engine_refuses_connections_and_finishes_what_it_has(lab: Any) -> None:

@@ -128,7 +128,14 @@ def test_the_other_apis_refuse_what_they_cannot_do(read: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("block_size", 0), ("lease_s", -1), ("time_scale", -0.5), ("max_model_len", 10**9)]
+    ("field", "value"),
+    [
+        ("block_size", 0),
+        ("lease_s", -1),
+        ("time_scale", -0.5),
+        ("max_model_len", 10**9),
+        ("decode_radix_cache", True),
+    ],
 )
 def test_an_impossible_engine_is_refused(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=field):

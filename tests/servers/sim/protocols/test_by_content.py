@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
+import aiohttp
 import pytest
 
 from ppd.servers.sim.core.counters import Trap
@@ -49,11 +51,13 @@ async def test_where_nobody_receives_d_computes_the_prompt(lab: Any) -> None:
     await lab.until(lambda: p.counters.failed_transfers == 1 and lab.is_quiet(p))
 
 
-async def test_by_a_fault_p_sends_nothing_and_d_computes_the_prompt(lab: Any) -> None:
+@pytest.mark.parametrize("kind", [FaultKind.ABSENT, FaultKind.EXPIRE, FaultKind.KILL_AT_TRANSFER])
+async def test_by_a_fault_p_sends_nothing_and_d_computes_the_prompt(lab: Any, kind: FaultKind) -> None:
     p, d = await start(lab, "lmcache")
-    p.faults = Faults([Order(FaultKind.ABSENT)])
-    assert (await lab.chat(p, HI, max_tokens=1, kv_transfer_params=receiver(d, "k"))).status == 200
-    await lab.until(lambda: lab.is_quiet(p))
+    p.faults = Faults([Order(kind)])
+    with suppress(aiohttp.ClientError):  # a P that dies may have answered
+        await lab.chat(p, HI, max_tokens=1, kv_transfer_params=receiver(d, "k"))
+    await lab.until(lambda: lab.is_quiet(p) and p.is_dead == (kind is FaultKind.KILL_AT_TRANSFER))
     assert (await lab.chat(d, HI)).text == await lab.expected(HI)
     assert d.counters.local_compute_tokens == d.counters.prompt_tokens
 

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from typing import Any
 
+import aiohttp
 import pytest
 
 from ppd.servers.sim.core.counters import Trap
@@ -90,8 +91,11 @@ async def test_a_d_that_comes_first_waits_with_all_its_requests(lab: Any, proxy:
     assert [(await one).text for one in (waiting, other)] == [await lab.expected(HI), await lab.expected(OTHER)]
 
 
-async def test_a_p_that_sends_nothing_stops_d_until_its_faults_are_set_anew(lab: Any, proxy: Proxy) -> None:
-    proxy.p.faults = Faults([Order(FaultKind.ABSENT)])
+@pytest.mark.parametrize("kind", [FaultKind.ABSENT, FaultKind.EXPIRE])
+async def test_a_p_that_sends_nothing_stops_d_until_its_faults_are_set_anew(
+    lab: Any, proxy: Proxy, kind: FaultKind
+) -> None:
+    proxy.p.faults = Faults([Order(kind)])
     name = proxy.name()
     assert (await proxy.leg(proxy.p, name)).status == 200
     waiting = asyncio.create_task(proxy.leg(proxy.d, name))
@@ -99,6 +103,24 @@ async def test_a_p_that_sends_nothing_stops_d_until_its_faults_are_set_anew(lab:
     proxy.d.faults = Faults()
     assert (await waiting).status == 500
     assert (await proxy.leg(proxy.d, "plain")).text == await lab.expected(HI)
+
+
+async def test_a_p_that_dies_as_it_sends_has_not_answered(lab: Any, proxy: Proxy) -> None:
+    proxy.p.faults = Faults([Order(FaultKind.KILL_AT_TRANSFER)])
+    with pytest.raises(aiohttp.ClientError):
+        await proxy.leg(proxy.p, proxy.name())
+    assert (proxy.p.is_dead, len(proxy.d.arrivals)) == (True, 0)
+
+
+async def test_an_abort_that_leaks(lab: Any, proxy: Proxy) -> None:
+    proxy.d.faults = Faults([Order(FaultKind.LEAK)])
+    waiting = asyncio.create_task(proxy.leg(proxy.d, proxy.name()))
+    await lab.until(lambda: proxy.d.scheduler.pulling == 1)
+    waiting.cancel()
+    await lab.until(lambda: proxy.d.counters.finished["abort"] == 1)
+    proxy.d.faults = Faults()
+    await lab.until(lambda: not proxy.d.scheduler.sequences)
+    assert proxy.d.pool.used > 0
 
 
 async def test_a_name_is_used_once_on_each_side(proxy: Proxy) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from ppd.servers.sim.core.config import LoadFailurePolicy
 from ppd.servers.sim.core.counters import Trap
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, Faults, Order
 
@@ -54,6 +55,21 @@ async def test_d_keeps_nothing_and_reports_what_p_had_cached(lab: Any, new_room:
     assert again.cached_tokens > 0
     assert d.counters.local_cache_hit_tokens == 0
     assert d.counters.external_kv_tokens == d.counters.prompt_tokens
+
+
+async def test_a_d_with_a_radix_cache_is_sent_what_it_lacks_and_still_computes_no_prompt(
+    lab: Any, new_room: NewRoom
+) -> None:
+    p, d = await start(lab, decode_radix_cache=True, load_failure_policy=LoadFailurePolicy.RECOMPUTE)
+    info = (await lab.fetch(d, "/server_info")).json
+    assert info["disaggregation_decode_enable_radix_cache"] is True
+    first = (await joint(lab, p, d, new_room()))[1].text
+    talk = [*HI, {"role": "assistant", "content": first}, *OTHER]
+    held = d.pool.cached * d.pool.block_size
+    assert (await joint(lab, p, d, new_room(), messages=talk))[1].text == await lab.expected(talk)
+    assert d.counters.external_kv_tokens == d.counters.prompt_tokens - held
+    p.faults = Faults([Order(FaultKind.EXPIRE)])
+    assert (await joint(lab, p, d, new_room(), messages=LONGER))[1].status == 500
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["P first", "D first"])

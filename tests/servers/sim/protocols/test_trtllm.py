@@ -216,6 +216,25 @@ async def test_generation_first_p_waits_for_d_and_d_answers_from_its_kv(lab: Any
     assert lab.is_quiet(p) and lab.is_quiet(d)
 
 
+async def test_generation_first_d_asks_for_what_it_lacks(lab: Any) -> None:
+    p, d = await start(lab, connector="trtllm_gen_first")
+
+    async def split(messages: Any) -> Any:
+        key = new_id()
+        to_p, to_d = early_context(key), early(p, key)
+        return (
+            await asyncio.gather(
+                lab.chat(p, messages, max_tokens=1, disaggregated_params=to_p),
+                lab.chat(d, messages, disaggregated_params=to_d),
+            )
+        )[1]
+
+    talk = [*HI, {"role": "assistant", "content": (await split(HI)).text}, *OTHER]
+    held = d.pool.cached * d.pool.block_size
+    assert (await split(talk)).text == await lab.expected(talk)
+    assert d.counters.external_kv_tokens == d.counters.prompt_tokens - held
+
+
 async def test_generation_first_a_p_that_ends_leaves_d_waiting(lab: Any) -> None:
     p, d = await start(lab, connector="trtllm_gen_first", meeting_timeout_s=0.2)
     p.faults = Faults([Order(FaultKind.ABORT)])

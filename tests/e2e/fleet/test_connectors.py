@@ -375,8 +375,7 @@ async def test_a_d_that_may_have_to_compute_the_prompt_gets_its_media(connector:
     Of engines other than vLLM no request may say what an encoder told, so none is asked.
     """
     async with AsyncExitStack() as stack:
-        settings = {"encoder": EncoderUse.ALWAYS, "encoder_strip": True}
-        fleet = await ConnectorFleet.start(stack, connector, "P1 D1", **settings)
+        fleet = await ConnectorFleet.start(stack, connector, "P1 D1", encoder=EncoderUse.ALWAYS, encoder_strip=True)
         field = fleet.field
         await field.add("E1")
         said = [{"role": "user", "content": asks(picture(1), WORDS)}]

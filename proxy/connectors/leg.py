@@ -104,6 +104,9 @@ def counts_of(answer: bytes) -> Handoff:
     return Handoff({}, usage.prompt_tokens or 0, usage.cached_tokens)
 
 
+CHOICES_NOT_ONE = "choices_not_one"  # P is asked for one: of which of several it tells, nobody knows
+
+
 class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
@@ -125,6 +128,8 @@ def counts_at_length(answer: bytes) -> Handoff | NoHandoff:
         ended = msgspec.json.decode(without_nan(answer) or answer, type=_Ended)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return NoHandoff("answer_undecodable")
+    if ended.choices and len(ended.choices) > 1:
+        return NoHandoff(CHOICES_NOT_ONE)
     cut = ended.incomplete_details.reason if ended.incomplete_details is not None else None
     reasons = [choice.finish_reason for choice in ended.choices or ()] or [ended.stop_reason or cut]
     if not all(reason in _AT_LENGTH for reason in reasons):

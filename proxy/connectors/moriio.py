@@ -23,6 +23,7 @@ from ..openai.body_members import encoded, without_nan
 from ..openai.request import Endpoint, Fields
 from .coordinates import COUNT, HOST, PORT
 from .leg import (
+    CHOICES_NOT_ONE,
     Finished,
     Handoff,
     LegRequest,
@@ -87,6 +88,7 @@ class _Blocks(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
+    choices: list[msgspec.Raw] | None = None
     usage: Usage | None = None
 
 
@@ -100,6 +102,8 @@ class MoRIIORead(MoRIIO):
             body = msgspec.json.decode(without_nan(answer) or answer, type=_Answer)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return NoHandoff("answer_undecodable")
+        if body.choices and len(body.choices) > 1:
+            return NoHandoff(CHOICES_NOT_ONE)
         if bytes(body.kv_transfer_params) in (b"null", b"{}"):
             return NoHandoff("params_missing")
         try:

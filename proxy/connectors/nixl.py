@@ -23,7 +23,7 @@ from ..openai.body_members import decoded, encoded, without_nan
 from ..openai.request import Endpoint, Fields
 from ..readback.handles import NOT_A_PREFIX
 from .coordinates import COUNT, YES
-from .leg import Handoff, LegRequest, NoHandoff, Pair, answering_fields, leg
+from .leg import CHOICES_NOT_ONE, Handoff, LegRequest, NoHandoff, Pair, answering_fields, leg
 from .prefill import engine_version, prefill_fields
 
 PARAMS = "kv_transfer_params"
@@ -63,6 +63,7 @@ _YES = msgspec.Raw(b"true")
 
 class _Answer(msgspec.Struct):
     kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
+    choices: list[msgspec.Raw] | None = None
     usage: Usage | None = None
 
 
@@ -203,6 +204,8 @@ def _told(answer: bytes) -> tuple[_Answer, dict[str, msgspec.Raw]] | NoHandoff:
         params = _MEMBERS.decode(body.kv_transfer_params)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return NoHandoff("answer_undecodable")
+    if body.choices and len(body.choices) > 1:
+        return NoHandoff(CHOICES_NOT_ONE)
     return (body, params) if params else NoHandoff("params_missing")
 
 

@@ -21,7 +21,7 @@ from ..openai.answer_shapes import body_usage
 from ..openai.body_members import decoded, encoded, without_nan
 from ..openai.request import CHOOSING, Endpoint, Fields
 from .coordinates import ENDPOINT, RANK, SWITCH
-from .leg import Finished, Handoff, LegRequest, NoHandoff, Pair, answering_fields, counts_of, leg
+from .leg import CHOICES_NOT_ONE, Finished, Handoff, LegRequest, NoHandoff, Pair, answering_fields, counts_of, leg
 
 ENGINE = "trtllm"
 PARAMS = "disaggregated_params"
@@ -66,7 +66,7 @@ class TrtLlm:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return NoHandoff("answer_undecodable")
         if len(body.choices) != 1:
-            return NoHandoff("choices_not_one")
+            return NoHandoff(CHOICES_NOT_ONE)
         choice, usage = body.choices[0], body_usage(answer)
         if choice.finish_reason in _WHOLE:
             return Finished(answer, usage.cached_tokens)

@@ -119,3 +119,15 @@ def test_an_answer_without_parameters_is_not_sent_on(name: str, make_pair: MakeP
     pair = make_pair(connector=connector.name, key=connector.new_key())
     for answer in ({}, {"kv_transfer_params": None}, {"choices": [{"finish_reason": "length"}]}):
         assert isinstance(connector.handoff(msgspec.json.encode(answer), pair), NoHandoff)
+
+
+@pytest.mark.parametrize("name", ["nixl", "nixl_push", "mooncake", "moriio", "moriio_read", "trtllm"])
+def test_an_answer_with_two_choices_is_not_sent_on(name: str, make_pair: MakePair) -> None:
+    """Where D goes on with what P answered, or P's end of the transfer shows in it."""
+    connector = CONNECTORS[name]
+    pair = make_pair(connector=connector.name, key=connector.new_key())
+    answer = {
+        "choices": [{"index": index, "finish_reason": "length"} for index in (0, 1)],
+        "kv_transfer_params": {"a": 1},
+    }
+    assert connector.handoff(msgspec.json.encode(answer), pair) == NoHandoff("choices_not_one")

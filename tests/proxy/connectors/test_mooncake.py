@@ -112,7 +112,6 @@ def test_an_answer_with_very_many_ranks_is_cut() -> None:
 ENDED: list[tuple[Any, bool]] = [
     ({"choices": [{"finish_reason": "length"}]}, True),
     ({"choices": [{"finish_reason": "stop"}]}, False),
-    ({"choices": [{"finish_reason": "length"}, {"finish_reason": "stop"}]}, False),
     ({"choices": [{"finish_reason": None}]}, False),
     ({"choices": [], "stop_reason": None}, False),
     ({"stop_reason": "max_tokens"}, True),

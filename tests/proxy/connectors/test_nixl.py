@@ -141,6 +141,7 @@ def test_a_parameter_that_nobody_here_can_read_goes_on_as_it_came(make_pair: Mak
         (b"\xff\xfe", "answer_undecodable"),
         (b"[" * 100_000, "answer_undecodable"),
         (b'{"kv_transfer_params": "x"}', "answer_undecodable"),
+        (answer(choices=[{"index": 0}, {"index": 1}]), "choices_not_one"),
         (b"{}", "params_missing"),
         (answer(None), "params_missing"),
         (answer({}), "params_missing"),

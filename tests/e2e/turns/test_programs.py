@@ -20,6 +20,7 @@ from ppd.servers.fleet.fleet import FleetSpec, LocalFleet
 from ppd.servers.fleet.ports import free_ports
 from ppd.servers.fleet.prepare import Prepared
 from ppd.servers.fleet.process import EngineFailed
+from tests.e2e.encoders.test_encoders import picture
 
 PORT, HEARTBEATS = free_ports(2)
 # Each process that runs tests has its own: no fleet that looks for free ports comes so far, nor does the kernel.
@@ -145,28 +146,11 @@ async def test_another_proxy_on_the_port_is_never_taken_for_the_fleets_own(tmp_p
                 await fleet.wait_ready(60)
 
 
-async def test_up_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
-    process = await start("up", "-P", "1", "-D", "1", "-R", "0", "--log-dir", "logs", *FLAGS, cwd=tmp_path)
-    assert process.stdout is not None
-    async with asyncio.timeout(60):
-        while b"OpenAI base URL" not in (line := await process.stdout.readline()):
-            assert line, "it goes on"
-    body = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"http://127.0.0.1:{PORT}/v1/chat/completions", json=body) as response,
-    ):
-        assert response.status == 200
-        assert response.headers["X-PPD-Route"] == "SPLIT"
-    process.send_signal(signal.SIGTERM)
-    _, err = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 0, err.decode()
-    assert is_free(PORT) and is_free(8100 + OFFSET) and is_free(8200 + OFFSET)
-
-
-async def say(session: aiohttp.ClientSession, url: str, admin: str, messages: list[Any], text: str) -> dict[str, Any]:
+async def say(
+    session: aiohttp.ClientSession, url: str, admin: str, messages: list[Any], content: Any
+) -> dict[str, Any]:
     """The receipt of a conversation's next turn; `messages` grow."""
-    messages.append({"role": "user", "content": text})
+    messages.append({"role": "user", "content": content})
     body = {"model": "sim", "messages": messages, "max_tokens": 8}
     async with session.post(f"{url}/chat/completions", json=body) as answer:
         assert answer.status == 200, await answer.text()
@@ -178,6 +162,40 @@ async def say(session: aiohttp.ClientSession, url: str, admin: str, messages: li
             receipt = await found.json()
         await asyncio.sleep(0.01)
     return receipt
+
+
+PD = ("-P", "1", "-D", "1", "-R", "0")
+IMAGE = {"type": "image_url", "image_url": {"url": picture(1)}}
+
+
+@pytest.mark.parametrize(
+    ("fleet", "content", "items"),
+    [
+        (PD, "hi", None),
+        ((*PD, "--connector", "sglang"), "hi", None),
+        (("--topology", "1E_1P_1D", "--config", "ppd.toml"), [IMAGE], ["image: encoded"]),
+    ],
+    ids=["PD", "sglang", "E"],
+)
+async def test_up_serves_until_it_is_told_to_stop(
+    tmp_path: Path, fleet: tuple[str, ...], content: Any, items: list[str] | None
+) -> None:
+    (tmp_path / "ppd.toml").write_text('encoder = "always"\n')
+    flags = ("--log-dir", "logs", "--admin-key", "operator", *FLAGS)
+    process = await start("up", *fleet, *flags, cwd=tmp_path)
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(60), aiohttp.ClientSession() as session:
+            while b"OpenAI base URL" not in (line := await process.stdout.readline()):
+                assert line, "it goes on"
+            receipt = await say(session, line.decode().split()[-1], f"http://127.0.0.1:{PORT}/admin", [], content)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, err = await asyncio.wait_for(process.communicate(), 60)
+    assert (receipt["route"], [leg["kind"] for leg in receipt["legs"]]) == ("SPLIT", ["prefill", "decode"])
+    assert (receipt["encoder"] and receipt["encoder"]["items"]) == items
+    assert process.returncode == 0, err.decode()
+    assert is_free(PORT) and is_free(8100 + OFFSET) and is_free(8200 + OFFSET)
 
 
 async def test_up_behind_envoy_splits_stays_and_ends_whole(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ class Engine:
         finally:
             working.cancel()
             gone.cancel()
-            await asyncio.wait({gone})
+            await asyncio.gather(gone, working, return_exceptions=True)
 
     async def _answer(self, plan: LegTimes, writer: asyncio.StreamWriter) -> bool:
         plan.asked.add(self.role)

@@ -38,9 +38,9 @@ test: $(READY)
 	$(WAITING) $(PATIENT) --no-loadscope-reorder -m "(e2e or wheel) and not alone" --durations=25 --durations-min=5 \
 		tests/test_wheel.py tests # the longest one first
 	$(WAITING) $(PATIENT) --data-plane asgi $(CONFORMANCE)
-	$(PYTEST) --reruns 1 -rR -m alone
+	$(PYTEST) --reruns 1 -rR -m alone tests/e2e
 	$(MAKE) --no-print-directory sanitize
-	$(PYTEST) $(PATIENT) -m vllm
+	$(PYTEST) $(PATIENT) -m vllm tests/vllm
 
 # The report is looked at in a real browser. PPD_CHROMIUM names another one.
 browser:

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.small.structure import Import, classes, compiled, imports, modules, rings, statements, tree
 
 ROOT = Path(__file__).parents[1]
+ALONE = "pytest.mark." + "alone"
 ORDER = ("proxy", "servers", "offline", "benchmarks")  # each may import those before it
 
 # Top to bottom: a room, or a module that lies beside rooms, imports only what stands below it.
@@ -249,3 +250,10 @@ def test_the_architecture_page_lists_the_rooms_as_they_are() -> None:
             if room != "__main__"
         }
         assert rows == list(sentences.items())
+
+
+def test_tests_that_run_alone_are_where_the_makefile_looks_for_them() -> None:
+    """It collects no other folder for them."""
+    marked = {path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py") if ALONE in path.read_text()}
+    assert marked, "somebody has it"
+    assert {path.parts[:2] for path in marked} == {("tests", "e2e")}

@@ -12,6 +12,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.wheel
+# Of what is built and installed here little is run, and once.
+FAST = {"CFLAGS": "-O0"}
+INSTALL = ("install", "--quiet", "--no-compile")
 
 
 def run(*argv: str, cwd: Path, **env: str) -> str:
@@ -21,11 +24,11 @@ def run(*argv: str, cwd: Path, **env: str) -> str:
 
 
 def test_the_wheel_installs_elsewhere_and_runs(tmp_path: Path) -> None:
-    run(sys.executable, "-m", "build", "--outdir", str(tmp_path), str(ROOT), cwd=tmp_path)
+    run(sys.executable, "-m", "build", "--outdir", str(tmp_path), str(ROOT), cwd=tmp_path, **FAST)
     (wheel,), (sources,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
     venv.create(tmp_path / "elsewhere", with_pip=True)
     bin_folder = tmp_path / "elsewhere" / "bin"
-    run(str(bin_folder / "pip"), "install", "--quiet", str(wheel), cwd=tmp_path)
+    run(str(bin_folder / "pip"), *INSTALL, str(wheel), cwd=tmp_path)
     installed = run(str(bin_folder / "pip"), "list", cwd=tmp_path).lower()
     assert not any(heavy in installed for heavy in ("torch", "vllm", "numpy"))
     assert "serve" in run(str(bin_folder / "ppd"), "--help", cwd=tmp_path)
@@ -49,7 +52,7 @@ def test_the_wheel_installs_elsewhere_and_runs(tmp_path: Path) -> None:
         )
         assert refused.returncode == 1
         assert "pip install '.[offline]' in PPD's clone" in refused.stderr
-    run(str(bin_folder / "pip"), "install", "--quiet", f"{wheel}[offline]", cwd=tmp_path)
+    run(str(bin_folder / "pip"), *INSTALL, f"{wheel}[offline]", cwd=tmp_path)
     measure = (str(bin_folder / "ppd-build-table"), "--simulate", "--grid", "quick", "--only", "*/small_tiny/q1")
     run(*measure, "--hardware", "h200-llama-3.1-8b", "--out", "sweep", cwd=tmp_path)
     assert "index.html" in run(measure[0], "report", "sweep", cwd=tmp_path)
@@ -64,7 +67,7 @@ def is_built(python: str, folder: Path, **env: str) -> str:
 def without_a_compiler(bin_folder: Path, sources: Path, tmp_path: Path) -> None:
     run(sys.executable, "-m", "tarfile", "-e", str(sources), "unpacked", cwd=tmp_path)
     (unpacked,) = (tmp_path / "unpacked").iterdir()  # of an archive pip keeps what it built from one of that name
-    install = ("install", "--quiet", "--no-deps", "--target", "uncompiled", str(unpacked))
+    install = (*INSTALL, "--no-deps", "--target", "uncompiled", str(unpacked))
     run(str(bin_folder / "pip"), *install, cwd=tmp_path, CC="/bin/false")
     instead = {"PYTHONPATH": str(tmp_path / "uncompiled")}
     assert is_built(str(bin_folder / "python"), tmp_path, **instead) == "False"

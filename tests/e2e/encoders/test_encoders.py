@@ -297,7 +297,8 @@ async def test_receipts_have_what_an_item_takes_at_an_encoder_and_in_place() -> 
         # All turns have images: of three at once one is encoded in place, and others meanwhile at E.
         for number in range(24):
             receipts += await asyncio.gather(*(asked(1 + 3 * number + one) for one in range(3)))
-        first, last = receipts[0]["encoder"], (await asked(99))["encoder"]
+        receipts.append(await asked(99))
+        first, last = receipts[0]["encoder"], receipts[-1]["encoder"]
         assert (first["on_encoder_s"], first["in_place_s"]) == (None, None)
         assert 0.1 <= last["on_encoder_s"] < 1.0
         assert 0.0 < last["in_place_s"] < 1.0

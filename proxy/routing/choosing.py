@@ -121,7 +121,7 @@ class Chooser:
             except AllBusy:
                 await job.permit.wait_again(self._now() + BUSY_S, is_moved=failed is not None and failed.is_moved)
             except NoWorkerError as exc:
-                await self._until_one_may_be_asked(job, failed, exc)
+                await self._until_one_may_be_asked(job, failed, exc, now_s)
             else:
                 if failed is None or self._may_pay(failed):
                     return self._attempt(job, turn, decision, now_s)
@@ -213,12 +213,14 @@ class Chooser:
             raise failed.error()
         return result != "no_budget"
 
-    async def _until_one_may_be_asked(self, job: Job, failed: FailedAttempts | None, exc: NoWorkerError) -> None:
+    async def _until_one_may_be_asked(
+        self, job: Job, failed: FailedAttempts | None, exc: NoWorkerError, now_s: float
+    ) -> None:
         """Waits in the queue until a worker that was busy, or not reached, may be asked again; or one that is down.
 
-        Raises where there is none, or none in time.
+        Raises where there is none, or none in time. now_s: when none was found; who was busy then may be so no more.
         """
-        now_s, times_s = self._now(), list[float]()
+        times_s = list[float]()
         if isinstance(exc, AllDown) and (failed is None or not failed.keys):
             times_s.append(now_s + DOWN_S)
         if failed is None:

@@ -12,6 +12,9 @@ import pytest
 from aiohttp import ClientSession, TCPConnector, web
 
 from ppd.proxy.config import Mode
+from ppd.proxy.errors import NoWorkerError
+from ppd.proxy.policy import Decision
+from ppd.proxy.routing.choosing import Chooser
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
 from tests.e2e.failures.fleet import FaultFleet, Seen
 from tests.support.scripted_workers import MortalWorker, odd_worker
@@ -206,6 +209,29 @@ async def test_a_turn_asks_a_busy_worker_at_most_once_in_its_retry_after_and_twi
         assert (await asking).status == 503
         assert asked == {0: 2, 1: 2}
         assert asyncio.get_running_loop().time() - started_s >= 0.99, "in the queue meanwhile"
+
+
+async def test_a_worker_that_is_busy_no_longer_as_the_turn_would_wait_for_it_is_asked_again(
+    start_fleet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decide = Chooser._decide
+
+    def late(chooser: Chooser, *args: Any) -> Decision:
+        """Time passes between finding all busy and looking for how long they are."""
+        try:
+            return decide(chooser, *args)
+        except NoWorkerError:
+            now = chooser._now
+            monkeypatch.setattr(chooser, "_now", lambda: now() + 2.0)
+            raise
+
+    monkeypatch.setattr(Chooser, "_decide", late)
+    async with (
+        start_fleet("", queue_timeout_s=30.0, **REPLICA) as fleet,
+        busy_workers(fleet, [(503, "1"), (503, "1")]) as asked,
+    ):
+        assert (await fleet.post("/v1/chat/completions", body("hello"))).status == 503
+        assert asked == {0: 2, 1: 2}
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ class FaultKind(StrEnum):
     SLOW = "slow"  # `delay_s` before each event, or before an answer that is not streamed (HEAD: after its head)
     HANDOFF = "handoff"  # P answers without kv_transfer_params, or without its `member`
     LOAD = "load"  # D fails to load the KV of a handoff, and follows its load failure policy
-    ABSENT = "absent"  # of two legs that meet by a key, this one never comes to the meeting; a P that sends does not
+    ABSENT = "absent"  # of two legs that meet by a key, this one never comes; a P that sends KV sends none
     STOP = "stop"  # P's first token ends its answer
     EXPIRE = "expire"  # P's lease on a finished prefill is over at once; one that sends has nothing left to send
     KILL_AT_TRANSFER = "kill_at_transfer"  # KILL, of a P that a D asks for KV, or that begins to send it

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ppd.proxy.laws.step_time import request_time_s
@@ -18,7 +17,7 @@ from ppd.proxy.laws.step_time import request_time_s
 from ..core.block_pool import BlockPool
 from ..core.config import SimConfig
 from ..core.counters import Counters
-from ..core.embeddings import EmbeddingStore, MediaInput, placed
+from ..core.embeddings import EmbeddingStore, MediaInput
 from ..core.errors import EngineFailure
 from ..core.fault_orders import FaultKind, Faults
 from ..core.handoffs import HandoffLedger, Transfer
@@ -33,6 +32,7 @@ from .deltas import Delta, DeltaStream, OutputState
 from .kv_events import KvEventPublisher
 from .meetings import Meetings
 from .metrics import MetricsRegistry
+from .new_sequences import new_sequences
 from .port import Listener
 from .pulls import Pulls
 from .side_channel import Peers
@@ -77,7 +77,8 @@ class SimEngine:
         self.started_at = time.time()
         self.counters = Counters()
         self.received: deque[Received] = deque(maxlen=config.keep_requests)
-        self.is_dead = self.is_stopping = False
+        self.is_dead = False
+        self.is_stopping = False
         self.protocol = PROTOCOLS[config.connector]
         self.metrics = MetricsRegistry(self, self.protocol.engine)
         self.meetings = Meetings(self.protocol, self.counters, config.meeting_timeout_s, self._is_pinned)
@@ -211,7 +212,7 @@ class SimEngine:
 
         abort_after: tokens of each choice after which the engine aborts it, by a fault.
         """
-        sequences = self._sequences(generation, request_id)
+        sequences = new_sequences(generation, request_id, self.config, self._faults, self._new_id)
         keys = [one.transfer.meeting for one in sequences if one.transfer.hands_over and one.transfer.key]
         deltas = DeltaStream(len(sequences))
         arrived_at = self._now()
@@ -238,31 +239,6 @@ class SimEngine:
         """Of a request that ends before its pull: vLLM tells P to free the blocks; others do not, nor is a D told."""
         if self.protocol.engine == "vllm" and transfer.remote and transfer.read_back is None and not transfer.is_sent:
             self._spawn(self.pulls.free(transfer, transfer.remote))
-
-    def _sequences(self, generation: Generation, request_id: str) -> list[Sequence]:
-        model = generation.model if generation.model in self.config.loras else self.config.model
-        key = hashlib.sha256(f"{model}:{self.config.seed}".encode()).digest()
-        prompts = [prompt for prompt in generation.prompts for _ in range(generation.choices)]
-        transfers = [self._ordered(transfer) for transfer in generation.transfers] or [Transfer()] * len(prompts)
-        return [
-            Sequence(
-                id=f"{request_id}-{self._new_id()[:8]}",
-                prompt=prompt,
-                sampling=generation.sampling.first_token() if transfer.ends_after_prefill else generation.sampling,
-                namespace=generation.namespace,
-                session_id=generation.session_id,
-                tokenizer=self.config.tokenizer,
-                answer_key=key,
-                transfer=transfer,
-                media=placed(prompt, generation.media),
-            )
-            for prompt, transfer in zip(prompts, transfers, strict=True)
-        ]
-
-    def _ordered(self, transfer: Transfer) -> Transfer:
-        take = self._faults.take_of_transfer
-        is_absent = bool(transfer.key) and take(FaultKind.ABSENT)
-        return replace(transfer, is_absent=is_absent, stops=transfer.hands_over and take(FaultKind.STOP))
 
     def _submit(self, sequence: Sequence, state: OutputState) -> None:
         if self.is_dead:

@@ -32,7 +32,7 @@ class Own(msgspec.Struct, frozen=True):
     host: str
     port: int
     reads_back: bool = False  # `bidirectional_kv_xfer`
-    keeps_prefixes: bool = False  # an SGLang D
+    keeps_prefixes: bool = False  # an SGLang D with a radix cache
 
 
 class KvProtocol(Protocol):

@@ -76,19 +76,22 @@ async def test_a_split_conversation_says_what_a_replica_says(fleets: ConnectorFl
 
 @pytest.mark.parametrize("connector", [name for name in MOVING if name not in ("lmcache", "sglang")])
 async def test_a_d_that_holds_the_history_is_sent_what_it_lacks(fleets: ConnectorFleets, connector: str) -> None:
-    await a_second_turn_moves_only_what_is_new(await fleets.of(connector))
+    moved, held, prompt = await kv_of_a_second_turn(await fleets.of(connector))
+    assert 0 < moved < prompt / 2 < held
 
 
 async def test_so_is_an_sglang_d_that_tells_of_a_radix_cache() -> None:
     async with AsyncExitStack() as stack:
         fleet = await ConnectorFleet.start(stack, "sglang", engine={"decode_radix_cache": True})
-        await a_second_turn_moves_only_what_is_new(fleet)
+        moved, held, prompt = await kv_of_a_second_turn(fleet)
+        assert 0 < moved < prompt / 2 < held
         receipt = fleet.field.newest()
         assert fleet.field.view(receipt.decode).worker.coordinates["prefix_cache"] == "true", "a probe has asked"
         assert held_by(fleet.field, receipt.session, Leg.DECODE)[1] > 0
 
 
-async def a_second_turn_moves_only_what_is_new(fleet: ConnectorFleet) -> None:
+async def kv_of_a_second_turn(fleet: ConnectorFleet) -> tuple[int, int, int]:
+    """Tokens that were moved to the D of both turns, that it held, and of the prompt."""
     field, talk = fleet.field, fleet.talk()
     talk.heard((await field.ask(talk.body())).text, "and more")
     first = field.newest()
@@ -98,9 +101,9 @@ async def a_second_turn_moves_only_what_is_new(fleet: ConnectorFleet) -> None:
     body = talk.body()
     seen, receipt = await field.ask(body), field.newest()
     assert (seen.text, receipt.decode) == (await field.right_text(body), first.decode)
-    assert 0 < d.counters.external_kv_tokens - moved < (receipt.prompt_tokens or 0) / 2
-    assert d.counters.local_cache_hit_tokens - held > (receipt.prompt_tokens or 0) / 2
     await fleet.rest()
+    counters = d.counters
+    return counters.external_kv_tokens - moved, counters.local_cache_hit_tokens - held, receipt.prompt_tokens or 0
 
 
 @pytest.mark.parametrize("connector", NAMES)
@@ -144,8 +147,8 @@ async def test_engines_that_fail_each_other_are_replaced_under_a_new_key(
     hasty: ConnectorFleets, connector: str, between: Between
 ) -> None:
     fleet = await hasty.of(connector)
-    waits = between.kind is FaultKind.ABSENT or connector == "p2p_nccl"
-    stream = waits  # a whole answer that is late is not asked for again
+    # Where one waits in vain: a whole answer that is late is not asked for again.
+    stream = between.kind is FaultKind.ABSENT or connector == "p2p_nccl"
     field, body = fleet.field, fleet.talk().body(stream=stream)
     taken = fleet.order(between.leg, Order(between.kind))
     seen = await field.ask(body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -122,8 +122,12 @@ class MemoryUpstream:
         self._watch = watch
         self.uptime = time.monotonic
 
-    async def ask(self, _call: object, _path: str, **_leg: object) -> MemoryAnswer:
+    async def ask(
+        self, _call: object, _path: str, *, meanwhile: Callable[[], None] | None = None, **_leg: object
+    ) -> MemoryAnswer:
         self._watch.lap("legs")
+        if meanwhile is not None:
+            meanwhile()
         return MemoryAnswer(ANSWER)
 
     @asynccontextmanager

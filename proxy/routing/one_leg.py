@@ -20,9 +20,7 @@ from ..fleet.worker import Worker
 from ..openai.answer import AnswerObserver
 from ..openai.body_members import Edited, encoded
 from ..openai.edits import edited_body
-from ..openai.reply_key import ReplyKey
 from ..openai.request import Fields
-from ..openai.stream_relay import StreamRelay
 from ..policy import Route
 from ..telemetry.receipts import LegRecord
 from ..upstream.answer_checks import check_begun, check_whole, until_begun
@@ -30,6 +28,7 @@ from ..upstream.call import Answer, Call, Expiry, Timeouts
 from ..upstream.client import Upstream
 from ..upstream.relayed_headers import RelayedHeaders
 from ..upstream.sidecar import LEGS, legs_told
+from .answer_reading import AnswerReading
 from .attempt import Attempt, OpenAnswer
 from .reading_back import Reader
 from .split.by_sidecar import error_by_prefill, note_legs
@@ -118,10 +117,15 @@ class OneLeg:
         is_by_sidecar = attempt.is_by_sidecar
         if attempt.both is not None or is_by_sidecar:  # D waits for P
             timeouts = timeouts.after(self._prefill_timeouts.first_s)
+        reading = AnswerReading(attempt, record)
         try:
-            headers = self._headers(attempt, leg, view.worker)
             answer = attempt.answer = await self._upstream.ask(
-                attempt.call, leg.path, body=leg.parts, headers=headers, timeouts=timeouts
+                attempt.call,
+                leg.path,
+                body=leg.parts,
+                headers=self._headers(attempt, leg, view.worker),
+                timeouts=timeouts,
+                meanwhile=reading.prepare,
             )
             record.status = answer.status
             if is_by_sidecar:
@@ -129,7 +133,7 @@ class OneLeg:
                 note_legs(attempt, record, legs_told(answer.header(LEGS)), self._state)
             if answer.status != 200:
                 raise self._refusal(answer, await answer.body(), attempt, view)
-            opened = await self._first_event(attempt, answer, record)
+            opened = await self._first_event(attempt, answer, record, reading)
         except LegError as exc:
             record.fail(exc)
             raise
@@ -177,10 +181,10 @@ class OneLeg:
             headers[SESSION] = name
         return headers
 
-    async def _first_event(self, attempt: Attempt, answer: Answer, record: LegRecord) -> OpenAnswer:
-        request, view = attempt.request, attempt.decision.decode
-        reply = ReplyKey(request)
-        observer = AnswerObserver(request.endpoint, reply, reads_handle=attempt.asks_handle)
+    async def _first_event(
+        self, attempt: Attempt, answer: Answer, record: LegRecord, reading: AnswerReading
+    ) -> OpenAnswer:
+        request, view, reply, observer = attempt.request, attempt.decision.decode, reading.reply, reading.observer
         if not answer.is_event_stream:
             received = ReceivedBody()
             async for part in answer.parts():
@@ -196,7 +200,7 @@ class OneLeg:
             record.first_event_s = self._now() - attempt.started_s
             relay = None
         else:
-            relay = StreamRelay(request.endpoint, attempt.edits(record, attempt.redaction(view)), observer)
+            relay = reading.relay()
             first = await until_begun(request.endpoint, answer, relay, observer, self._stream_timeouts.idle_s)
             check_begun(observer, view, attempt.redaction)
             record.first_event_s = self._now() - attempt.started_s

@@ -82,10 +82,12 @@ class Upstream:
         body: bytes | tuple[bytes | memoryview, ...] = b"",
         headers: Mapping[str, str] | None = None,
         method: str = "POST",
+        meanwhile: Callable[[], None] | None = None,
     ) -> Answer:
         """The worker's answer, once its head has come; LegError if none comes in time. The caller closes the answer.
 
         body: whole, or in parts, which are sent one after the other without being joined.
+        meanwhile: called once the request has been written: what the answer needs, and the request does not.
         """
         worker = call.worker
         pool = self._pool(worker)
@@ -98,9 +100,10 @@ class Upstream:
         try:
             kept = None if call.is_gone else pool.take()
             if kept is None:
-                return await self._exchange(await pool.connect(call, connect_s), call, timeouts, head, parts)
+                connection = await pool.connect(call, connect_s)
+                return await self._exchange(connection, call, timeouts, head, parts, meanwhile)
             try:
-                return await self._exchange(kept, call, timeouts, head, parts)
+                return await self._exchange(kept, call, timeouts, head, parts, meanwhile)
             except LegError as exc:
                 if not _is_stale(exc, call, kept):
                     raise
@@ -131,12 +134,15 @@ class Upstream:
         timeouts: Timeouts,
         head: bytes,
         parts: tuple[bytes | memoryview, ...],
+        meanwhile: Callable[[], None] | None = None,
     ) -> Answer:
         self._check_age(call, connection)
         call.sent(connection.loop.time())
         answer = Answer(connection, timeouts, call, self.forget)
         connection.send(answer, head, parts)
         try:
+            if meanwhile is not None:
+                meanwhile()
             async with self._heard_in_time(call, connection):
                 while not answer.status:
                     await answer.news(timeouts.first_s)

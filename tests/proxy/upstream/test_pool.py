@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 
@@ -12,7 +13,7 @@ from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Phase
 from ppd.proxy.upstream.call import Call, Timeouts
 from ppd.proxy.upstream.client import STALE_S, Upstream
-from tests.support.scripted_workers import WHOLE, Script, deaf, read, says, server
+from tests.support.scripted_workers import PATIENT, WHOLE, Script, deaf, read, says, server
 
 # -- kept connections
 
@@ -73,6 +74,40 @@ async def test_what_a_worker_may_have_worked_on_is_not_sent_again(
         assert seen == asked
         assert budget == ([may_resend] if not works_s and not part else [])
         await upstream.close()
+
+
+@pytest.mark.parametrize("script", [says(WHOLE), closes_the_second()], ids=["answered", "sent again"])
+async def test_what_may_be_done_meanwhile_is_done_once_when_all_is_sent(upstream: Upstream, script: Script) -> None:
+    done = list[int]()
+    async with server(script) as target:
+        for _ in range(2):
+            call = Call(target)
+
+            def meanwhile(call: Call = call) -> None:
+                assert call.phase is Phase.SENT
+                done.append(1)
+
+            async with upstream.answer(call, "/", timeouts=PATIENT, meanwhile=meanwhile) as answer:
+                assert await answer.body() == b"hi"
+    assert len(done) == 2
+
+
+async def test_what_fails_meanwhile_closes_the_connection(upstream: Upstream) -> None:
+    is_closed = asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, _: asyncio.StreamWriter, __: int) -> None:
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        is_closed.set()
+
+    def meanwhile() -> None:
+        raise RuntimeError("a fault")
+
+    async with server(script) as target:
+        with pytest.raises(RuntimeError, match="a fault"):
+            await upstream.ask(Call(target), "/", timeouts=PATIENT, meanwhile=meanwhile)
+        async with asyncio.timeout(60):
+            await is_closed.wait()
 
 
 async def test_a_worker_that_broke_off_and_is_gone_was_asked_once(upstream: Upstream) -> None:

@@ -143,6 +143,12 @@ def usual_engine(connector: str) -> str:
     return _ENGINES.get(connector, "vllm")
 
 
+def pinned_engine(worker: Worker) -> str:
+    """The engine's id, of a P that D knows by it and that may keep it when it begins anew; empty of others."""
+    is_known_by_it = worker.connector == NixlPush.name and worker.role is Role.PREFILL
+    return worker.coordinates.get("engine_id", "") if is_known_by_it else ""
+
+
 def writes_into_decode(connector: Connector) -> bool:
     """Whether D sets blocks aside for P to write into. vLLM's keeps them until P has, whoever has left."""
     return connector.order is LegOrder.TOGETHER and not connector.finds_by_content

@@ -52,6 +52,7 @@ class Registry:
         self._joined = 0
         self._newest_s = -math.inf  # when a worker joined or recovered last
         self.replicated: Replicated[WorkerId, WorkerChange] | None = None
+        self.on_joined: Callable[[WorkerView], None] | None = None  # a worker, or another engine in its place
 
     def views(self) -> tuple[WorkerView, ...]:
         self._catch_up()
@@ -249,6 +250,8 @@ class Registry:
         self._put(view)
         self._keep_name(view)
         self.use_changed(view.id, used)
+        if old is None or old.incarnation != view.incarnation:
+            self._tell_joined(view)
 
     def dismiss(self, worker_id: WorkerId) -> None:
         """Drops a worker; unlike `remove`, without telling the other processes."""
@@ -318,6 +321,11 @@ class Registry:
             )
         self._take(fresh)
         self.use_changed(worker.id, used)
+        self._tell_joined(fresh)
+
+    def _tell_joined(self, view: WorkerView) -> None:
+        if self.on_joined is not None:
+            self.on_joined(view)
 
     def _take(self, view: WorkerView) -> None:
         self._put(view)

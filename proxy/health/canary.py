@@ -97,9 +97,10 @@ class Canary:
 
         A turn that tries whether KV moves again may wait as long as its timeout, and its client with it.
         """
+        strangers = self._health.strangers.pairs
         if not self._breakers:  # nearly always
-            return ()
-        blocked, states = self._breakers.blocked(now_s), self._breakers.states(now_s)
+            return strangers
+        blocked, states = self._breakers.blocked(now_s) | strangers, self._breakers.states(now_s)
         return blocked | ((self._own(now_s) - self.left_to_turns) & states.keys()) if states else blocked
 
     def adopt(self, left_to_turns: Iterable[PairId]) -> None:
@@ -160,6 +161,8 @@ class Canary:
             self._tried_s = dict(islice(self._tried_s.items(), PAIRS_KEPT // 2, None))
 
     def _is_passed_over(self, trial: Trial) -> bool:
+        if trial.pair in self._health.strangers.pairs:
+            return True
         return not self._breakers.blocked(self._now()).isdisjoint(trial.keys)
 
     def _is_due(self, trial: Trial, now_s: float) -> bool:

@@ -19,6 +19,7 @@ from ..fleet.view import WorkerView
 from ..fleet.worker import PairId, Role, WorkerId
 from ..policy import Decision
 from .circuit_breaker import Breakers, Circuit, RetryBudget
+from .strangers import Strangers
 
 log = logging.getLogger(__name__)
 
@@ -30,13 +31,14 @@ Key = WorkerId | PairId
 
 
 class WorkerHealth:
-    """Records how legs went; `breakers` says what to avoid."""
+    """Records how legs went; `breakers` says what to avoid, and `strangers` what never works."""
 
     def __init__(
         self, breakers: Breakers[Key], registry: Registry, retries: RetryBudget, now: Callable[[], float]
     ) -> None:
         self._retries = retries
         self.breakers = breakers
+        self.strangers = Strangers(registry)
         self._registry = registry
         self._now = now
         self._moved_s: dict[PairId, float] = {}

@@ -8,7 +8,7 @@ import logging
 import sys
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,7 @@ class AgentOptions:
     log_path: Path
     encoder_cache: str
     engine_args: tuple[str, ...]
+    launch_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
 def launch_of(options: AgentOptions) -> Launch:
@@ -107,6 +108,7 @@ def launch_of(options: AgentOptions) -> Launch:
         kv_replay_port=options.kv_replay_port or None,
         side_channel_port=options.side_channel_port,
         connector=options.connector,
+        engine_id=own_end(options).engine_id,
         encoder_cache=options.encoder_cache,
         reads_back=READS_BACK in coordinates,
         keeps_s=keeps_s or KEPT_USUALLY_S,
@@ -122,7 +124,10 @@ def launch_of(options: AgentOptions) -> Launch:
 def own_end(options: AgentOptions) -> Own:
     """Of KV transfers, as a launched engine is told it or takes it from its own address."""
     host = options.side_channel_host or options.advertise.rpartition(":")[0] or options.host
-    return Own(options.role, f"{options.host}:{options.port}", host, options.side_channel_port)
+    # With the id of the one before, a D that knows that one would wait for it; see `ppd.proxy.health.strangers`.
+    engine_id = f"{options.host}:{options.port}-{options.launch_id[:8]}"
+    pinned = _named(options.coordinates, "coordinate").get("engine_id", engine_id)
+    return Own(options.role, pinned, host, options.side_channel_port)
 
 
 def identity_of(options: AgentOptions, address: str) -> Identity:
@@ -143,7 +148,7 @@ def identity_of(options: AgentOptions, address: str) -> Identity:
         profile=options.profile,
         labels=check_labels(_named(options.labels, "label")),
         has_sidecar=check_sidecar(options.role, options.connector, has_one=options.sidecar),
-        launch_id=uuid.uuid4().hex,
+        launch_id=options.launch_id,
     )
 
 

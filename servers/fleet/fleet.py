@@ -142,6 +142,8 @@ def _worker(spec: FleetSpec, role: Role, index: int, ordinal: int, advertised: s
         and (role is not Role.REPLICA or PROTOCOLS[spec.connector].engine != "vllm")
     ):
         argv += ["--connector", spec.connector]
+    if spec.connector == NixlPush.name and role in (Role.PREFILL, Role.DECODE):  # as sidecars know it; all end at once
+        argv += ["--coordinate", f"engine_id={HOST}:{port}"]
     if spec.readback and role in (Role.PREFILL, Role.DECODE):
         argv += ["--coordinate", f"{READS_BACK}=true"]
     if spec.engine == "vllm":

@@ -43,6 +43,7 @@ class EngineSpec:
     side_channel_host: str = ""  # where other engines reach NIXL's handshake, or Mooncake's bootstrap; empty: `host`
     side_channel_port: int = 5600  # vLLM adds the data-parallel rank
     connector: str = "nixl"  # see `CONNECTORS`; of no use to an encoder
+    engine_id: str = ""  # of a P in NIXL's push mode, another at each start; empty: its address
     # A folder that encoders and those who compute prompts share, or `REDIS`; empty: there is no E.
     encoder_cache: str = ""
     reads_back: bool = False  # of NIXL's pull: D keeps what it has answered, and P reads it back
@@ -128,8 +129,8 @@ def command(spec: EngineSpec) -> Launch:
 def kv_transfer_config(spec: EngineSpec) -> dict[str, Any]:
     """NIXL's pull does not ask for the role, but for what a request says; `kv_both` is deprecated since vLLM 0.23.
 
-    In push mode D's leg names P's engine before P has answered, so P's id is pinned: it is the engine's address. D's is
-    new at each start, or P would take it for the one that was there before.
+    In push mode D's leg names P's engine before P has answered, so P's id is pinned. D's is new at each start, or P
+    would take it for the one that was there before.
     """
     config: dict[str, Any] = {
         "kv_connector": CONNECTORS[spec.connector],
@@ -139,7 +140,7 @@ def kv_transfer_config(spec: EngineSpec) -> dict[str, Any]:
     if spec.reads_back:
         config["kv_connector_extra_config"] = {"bidirectional_kv_xfer": True, "decoder_kv_blocks_ttl": spec.keeps_s}
     if spec.connector == "nixl_push":
-        config |= {"engine_id": spec.address} if spec.role is Role.PREFILL else {}
+        config |= {"engine_id": spec.engine_id or spec.address} if spec.role is Role.PREFILL else {}
         config |= {"kv_buffer_device": "cpu"} if spec.device == "cpu" else {}
     elif spec.connector == "mooncake" and spec.device == "cpu":
         config["kv_connector_extra_config"] = {"mooncake_protocol": "tcp"}

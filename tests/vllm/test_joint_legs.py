@@ -40,16 +40,15 @@ async def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         yield await start(stack, request.param, tmp_path_factory.mktemp(request.param))
 
 
-async def start(stack: AsyncExitStack, connector: str, logs: Path, *of_p: str) -> VllmFleet:
-    """of_p: further arguments of P."""
+async def start(stack: AsyncExitStack, connector: str, logs: Path) -> VllmFleet:
     if reason := unsupported_reason():
         pytest.skip(f"real vLLM is not tested here: {reason}")
     environment = ensure(print)
     model = ensure_model(environment)
     needs = environment_of(ensure_mooncake(environment, print)) if connector == "mooncake" else {}
     engines, urls, specs = {}, {}, {}
-    for role, given in ((Role.PREFILL, of_p), (Role.DECODE, ())):
-        spec = replace(tiny_engine(role, model, environment.python, *given), connector=connector)
+    for role in (Role.PREFILL, Role.DECODE):
+        spec = replace(tiny_engine(role, model, environment.python), connector=connector)
         process = EngineProcess(with_env(command(spec), needs), logs / f"{role}.log", name=role)
         engines[role] = await stack.enter_async_context(process)
         specs[role], urls[role] = spec, f"http://{spec.address}"
@@ -197,26 +196,40 @@ async def test_a_p_that_is_gone_keeps_d_waiting_for_no_time_out(pair: VllmFleet)
 EVERY_TOKEN = list(range(ModelShape().vocabulary))
 
 
-@pytest.mark.parametrize("connector", ["nixl_push", "mooncake"])
 async def test_a_first_token_that_ends_ps_answer_keeps_d_waiting_for_no_time_out(
-    connector: str, tmp_path: Path
+    pair: VllmFleet, tmp_path: Path
 ) -> None:
-    """In Messages no request can say that it is not to end. NIXL's P hands over all the same."""
-    async with AsyncExitStack() as stack:
-        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": EVERY_TOKEN}))
-        pair = await start(stack, connector, tmp_path, "--generation-config", str(tmp_path))
-        await pair.mode(Mode.ALWAYS_SPLIT)
-        body = {"model": TINY_NAME, "messages": [{"role": "user", "content": THREE[0]}], "max_tokens": 24}
+    """In Messages no request can say that it is not to end. NIXL's P hands over all the same.
+
+    By another P, at the address of the one that is gone. NIXL's has the same id too: D gets no KV of it until it begins
+    anew, and would wait.
+    """
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": EVERY_TOKEN}))
+    spec = pair.specs[Role.PREFILL]
+    args = (*spec.extra_args, "--generation-config", str(tmp_path))
+    pair.specs[Role.PREFILL] = replace(spec, extra_args=args)
+    await pair.start_again(Role.PREFILL)
+    await pair.until(lambda: up(pair.proxy) == 2, START_S)
+    await pair.mode(Mode.ALWAYS_SPLIT)
+    if spec.connector == "nixl_push":
+        messages, body = [{"role": "user", "content": f"So? {THREE[0]}"}], salted(max_tokens=16)
         async with asyncio.timeout(60):
-            turn = await pair.post("/v1/messages", body | {"temperature": 0})
-        assert (turn.status, turn.route) == (200, "SPLIT"), turn.body
-        receipt = pair.proxy.state.receipts.newest(1)[0]
-        assert receipt.handoff_missing == ("not_ended_by_length" if connector == "mooncake" else None)
-        async with pair.session.post(f"{pair.urls[Role.DECODE]}/v1/messages", json=body | {"temperature": 0}) as answer:
-            alone = await answer.json()
-        assert turn.body["content"] == alone["content"]
-        await pair.eventually(lambda: is_idle(pair), LEASE_S)
-        messages = [{"role": "user", "content": f"Then? {THREE[1]}"}]
-        again = await pair.chat(messages, **salted(max_tokens=16))
-        assert (again.status, again.route) == (200, "SPLIT")
-        assert pair.proxy.state.receipts.newest(1)[0].handoff_missing is None, "chats say that it is not to end"
+            turn = await pair.chat(messages, **body)
+        assert (turn.route, turn.text) == ("LOCAL", await pair.straight(Role.DECODE, messages, **body))
+        await pair.engines[Role.DECODE].kill()
+        await pair.start_again(Role.DECODE)
+        await pair.until(lambda: up(pair.proxy) == 2 and not pair.proxy.state.health.strangers.pairs, START_S)
+    body = {"model": TINY_NAME, "messages": [{"role": "user", "content": THREE[0]}], "max_tokens": 24}
+    async with asyncio.timeout(60):
+        turn = await pair.post("/v1/messages", body | {"temperature": 0})
+    assert (turn.status, turn.route) == (200, "SPLIT"), turn.body
+    receipt = pair.proxy.state.receipts.newest(1)[0]
+    assert receipt.handoff_missing == ("not_ended_by_length" if spec.connector == "mooncake" else None)
+    async with pair.session.post(f"{pair.urls[Role.DECODE]}/v1/messages", json=body | {"temperature": 0}) as answer:
+        alone = await answer.json()
+    assert turn.body["content"] == alone["content"]
+    await pair.eventually(lambda: is_idle(pair), LEASE_S)
+    messages = [{"role": "user", "content": f"Then? {THREE[1]}"}]
+    again = await pair.chat(messages, **salted(max_tokens=16))
+    assert (again.status, again.route) == (200, "SPLIT")
+    assert pair.proxy.state.receipts.newest(1)[0].handoff_missing is None, "chats say that it is not to end"

@@ -77,9 +77,8 @@ def test_a_fit_comes_near_and_predicts_what_it_has_not_seen(tmp_path: Path) -> N
     folder = saved(tmp_path / "sweep", measured())
     output = tmp_path / "profile.json"
     page = tmp_path / "page.md"
-    done = CliRunner().invoke(
-        command, [str(folder), "--out", str(output), "--document", str(page), "--jobs", "1"], catch_exceptions=False
-    )
+    flags = ("--out", str(output), "--document", str(page), "--jobs", "1", "--evaluations", "6")
+    done = CliRunner().invoke(command, [str(folder), *flags], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     profile = load(output)
     assert profile.status is Status.FITTED

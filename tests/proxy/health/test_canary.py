@@ -175,6 +175,22 @@ async def test_a_pair_that_was_tried_is_due_an_interval_later() -> None:
     assert len(bench.due()) == 2
 
 
+def test_a_pair_of_which_one_takes_the_other_for_a_third_gets_no_canary_and_no_turn() -> None:
+    bench = Bench(GOOD)
+    coordinates = {"engine_id": "one"}
+    bench.add("p3:1", connector="nixl_push", coordinates=coordinates, incarnation="first")
+    bench.add("d3:1", connector="nixl_push")
+    strange = ("p3:1", "d3:1")
+    bench.now_s += INTERVAL_S
+    assert strange in bench.due()
+    bench.add("p3:1", connector="nixl_push", coordinates=coordinates, incarnation="second")
+    bench.now_s += INTERVAL_S
+    assert strange not in bench.due()
+    assert bench.passed_over() == {strange}
+    bench.state.health.breakers.failed(P1, bench.now_s, began_s=bench.now_s, at_once=True)
+    assert bench.passed_over() == {strange, P1}
+
+
 async def test_a_wedged_pair_is_tried_by_canaries_alone_until_one_comes_through() -> None:
     bench = Bench(script(HANDOFF, 500))
     bench.due()

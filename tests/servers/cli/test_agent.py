@@ -45,6 +45,7 @@ def options(**changes: Any) -> AgentOptions:
         "log_path": Path("x.log"),
         "encoder_cache": "",
         "engine_args": (),
+        "launch_id": "0f1e2d3c4b5a",
     }
     return AgentOptions(**(defaults | changes))
 
@@ -120,7 +121,7 @@ def test_an_identity_may_be_that_of_a_sidecar() -> None:
         ),
         (
             "nixl_push",
-            {"engine_id": "127.0.0.1:8100", "side_channel_host": "127.0.0.1", "side_channel_port": "5600"},
+            {"engine_id": "127.0.0.1:8100-0f1e2d3c", "side_channel_host": "127.0.0.1", "side_channel_port": "5600"},
         ),
     ],
 )
@@ -141,7 +142,7 @@ def test_a_simulated_p_is_announced_with_what_its_connector_needs(connector: str
         (
             {"connector": "nixl_push", "tensor_parallel": 2, "gpus": "0,1"},
             {
-                "engine_id": "10.0.0.5:8100",
+                "engine_id": "10.0.0.5:8100-0f1e2d3c",
                 "side_channel_host": "10.0.0.5",
                 "side_channel_port": "5600",
                 "tp_size": "2",
@@ -151,7 +152,7 @@ def test_a_simulated_p_is_announced_with_what_its_connector_needs(connector: str
             (
                 {"connector": "nixl_push", "engine_args": given, "tensor_parallel": 2, "gpus": "0,1"},
                 {
-                    "engine_id": "10.0.0.5:8100",
+                    "engine_id": "10.0.0.5:8100-0f1e2d3c",
                     "side_channel_host": "10.0.0.5",
                     "side_channel_port": "5600",
                     **sizes,
@@ -179,6 +180,18 @@ def test_a_launched_vllm_is_announced_with_what_it_was_told(
     if not asked.attach:
         config = json.loads(launch_of(asked).argv[launch_of(asked).argv.index("--kv-transfer-config") + 1])
         assert config.get("engine_id") == coordinates.get("engine_id")
+
+
+@pytest.mark.parametrize("engine", ["sim", "vllm"])
+def test_each_launch_of_a_pushing_p_has_an_id_of_its_own_unless_it_is_pinned(engine: str) -> None:
+    def told(**changes: Any) -> str:
+        asked = options(role=Role.PREFILL, engine=engine, model="m", connector="nixl_push", **changes)
+        announced = identity_of(asked, "127.0.0.1:8200").coordinates["engine_id"]
+        assert announced in " ".join(launch_of(asked).argv)
+        return announced
+
+    assert told() == told() != told(launch_id="another")
+    assert told(coordinates=("engine_id=mine",)) == "mine"
 
 
 @pytest.mark.parametrize(

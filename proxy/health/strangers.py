@@ -51,6 +51,18 @@ class Strangers:
                 *(prefill, decode),
             )
 
+    def known(self) -> list[tuple[WorkerId, str, dict[str, str]]]:
+        """For a process that has just started: D, its incarnation, and by engine's id that of each P which it knows."""
+        return [(*key, dict(known)) for key, known in self._known.items()]
+
+    def adopt(self, known: list[tuple[WorkerId, str, dict[str, str]]]) -> None:
+        """What another process has seen, to which each worker has joined just now."""
+        self._known |= {(decode, incarnation): dict(engines) for decode, incarnation, engines in known}
+        views = self._registry.views()
+        prefills = [view for view in views if view.up and _is_known_by_id(view)]
+        decodes = [view for view in views if view.role is Role.DECODE]
+        self.pairs = frozenset((p.id, d.id) for p in prefills for d in decodes if self._is_strange(p, d))
+
     def _is_strange(self, prefill: WorkerView, decode: WorkerView) -> bool:
         if prefill.worker.connector != decode.worker.connector:
             return False

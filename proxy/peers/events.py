@@ -229,6 +229,12 @@ class PromptSuspected(Event, tag="suspected"):
     losses: dict[str, float]
 
 
+class EnginesKnown(Event, tag="engines"):
+    """See `health.strangers`."""
+
+    known: list[tuple[WorkerId, str, dict[str, str]]]
+
+
 class PairsLeft(Event, tag="left"):
     """See `Canary.left_to_turns`."""
 
@@ -325,6 +331,7 @@ AnyEvent = (
     | WorkerGone
     | CircuitChanged
     | PromptSuspected
+    | EnginesKnown
     | PairsLeft
     | LimitCharged
     | LimitOwed

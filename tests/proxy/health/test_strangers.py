@@ -101,6 +101,17 @@ def test_another_process_of_the_proxy_finds_the_same() -> None:
     assert other.strangers.pairs == leader.strangers.pairs == PAIR
 
 
+def test_a_process_that_has_just_started_finds_the_same() -> None:
+    """It sees all workers join, and is told then what others have seen."""
+    leader, newcomer = Fleet().play("p1 d1 p2"), Fleet()
+    for view in leader.registry.views():
+        newcomer.registry.adopt(view)
+    newcomer.strangers.adopt(leader.strangers.known())
+    assert newcomer.strangers.pairs == PAIR
+    assert newcomer.play("d2").strangers.pairs == set()
+    assert newcomer.play("p3").strangers.pairs == PAIR
+
+
 def test_operators_are_told_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
     Fleet().play("p1 d1 p2 p2")
     [record] = caplog.records

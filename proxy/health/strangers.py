@@ -8,6 +8,8 @@ vLLM 0.32). D knows it again only if D begins anew too, or if P has another id.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from ..connectors import pinned_engine
 from ..fleet.registry import JOINED, Registry
@@ -16,8 +18,15 @@ from ..fleet.worker import PairId, Role, WorkerId
 
 log = logging.getLogger(__name__)
 
+KEPT = 100_000  # meetings, those of gone D too: one that was only silent still knows whom it knew
 
-KEPT = 4096  # D, the gone ones too: one that was only silent still knows whom it knew
+
+class Meeting(NamedTuple):
+    """A P, by its engine's id, and a D: two processes that know each other as long as both live."""
+
+    decode: WorkerId
+    incarnation: str  # D's
+    engine: str
 
 
 class Strangers:
@@ -26,8 +35,7 @@ class Strangers:
     def __init__(self, registry: Registry) -> None:
         self.pairs: frozenset[PairId] = frozenset()
         self._registry = registry
-        # By D and its incarnation: that of each P, by the engine's id. The one that joined last comes last.
-        self._known: dict[tuple[WorkerId, str], dict[str, str]] = {}
+        self._met: dict[Meeting, str] = {}  # the incarnation of P that D knows; the newest last
 
     def joined(self, view: WorkerView) -> None:
         """A worker has joined, or another engine has taken its place."""
@@ -35,14 +43,9 @@ class Strangers:
             self.pairs = frozenset(pair for pair in self.pairs if view.id not in pair)
         views = self._registry.views()
         if view.role is Role.DECODE:
-            key = (view.id, view.incarnation)
-            self._known[key] = self._known.pop(key, {})
-            if len(self._known) > KEPT:
-                del self._known[next(iter(self._known))]
-            met = [(one, view) for one in views if one.up and _is_known_by_id(one)]
+            strange = self._strange((one for one in views if one.up), (view,))
         else:
-            met = [(view, one) for one in views if one.role is Role.DECODE] if _is_known_by_id(view) else []
-        strange = frozenset((p.id, d.id) for p, d in met if self._is_strange(p, d))
+            strange = self._strange((view,), views)
         self.pairs |= strange
         for prefill, decode in sorted(strange):
             log.warning(
@@ -51,25 +54,29 @@ class Strangers:
                 *(prefill, decode),
             )
 
-    def known(self) -> list[tuple[WorkerId, str, dict[str, str]]]:
-        """For a process that has just started: D, its incarnation, and by engine's id that of each P which it knows."""
-        return [(*key, dict(known)) for key, known in self._known.items()]
+    def met(self) -> list[tuple[Meeting, str]]:
+        """For a process that has just started."""
+        return list(self._met.items())
 
-    def adopt(self, known: list[tuple[WorkerId, str, dict[str, str]]]) -> None:
+    def adopt(self, met: Iterable[tuple[Meeting, str]]) -> None:
         """What another process has seen, to which each worker has joined just now."""
-        self._known |= {(decode, incarnation): dict(engines) for decode, incarnation, engines in known}
+        self._met |= dict(met)
         views = self._registry.views()
-        prefills = [view for view in views if view.up and _is_known_by_id(view)]
-        decodes = [view for view in views if view.role is Role.DECODE]
-        self.pairs = frozenset((p.id, d.id) for p in prefills for d in decodes if self._is_strange(p, d))
+        self.pairs = self._strange((view for view in views if view.up), views)
 
-    def _is_strange(self, prefill: WorkerView, decode: WorkerView) -> bool:
-        if prefill.worker.connector != decode.worker.connector:
-            return False
-        known = self._known.setdefault((decode.id, decode.incarnation), {})
-        return known.setdefault(pinned_engine(prefill.worker), prefill.incarnation) != prefill.incarnation
-
-
-def _is_known_by_id(view: WorkerView) -> bool:
-    """It is a P that has said which process it is."""
-    return bool(pinned_engine(view.worker)) and not view.incarnation.startswith(JOINED)
+    def _strange(self, prefills: Iterable[WorkerView], decodes: Iterable[WorkerView]) -> frozenset[PairId]:
+        """Those of these pairs that have not met, but D another process in P's place. The others have met now."""
+        found = set[PairId]()
+        for prefill in prefills:
+            engine = pinned_engine(prefill.worker)
+            if not engine or prefill.incarnation.startswith(JOINED):  # it has not said which process it is
+                continue
+            for decode in decodes:
+                if decode.role is Role.DECODE and decode.worker.connector == prefill.worker.connector:
+                    meeting = Meeting(decode.id, decode.incarnation, engine)
+                    known = self._met[meeting] = self._met.pop(meeting, prefill.incarnation)
+                    if known != prefill.incarnation:
+                        found.add((prefill.id, decode.id))
+        while len(self._met) > KEPT:
+            del self._met[next(iter(self._met))]
+        return frozenset(found)

@@ -18,6 +18,7 @@ from ..fleet.ledger import Use
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
 from ..health.circuit_breaker import Circuit
+from ..health.strangers import Meeting
 from ..laws.forecasts import AnswerEnded, ModelHabits, SessionReturned
 from ..laws.worker_laws import LawsLessons, LawsReset, TurnTimes
 from ..sessions.prefix_chain import PrefixEnd
@@ -229,10 +230,10 @@ class PromptSuspected(Event, tag="suspected"):
     losses: dict[str, float]
 
 
-class EnginesKnown(Event, tag="engines"):
+class EnginesMet(Event, tag="engines"):
     """See `health.strangers`."""
 
-    known: list[tuple[WorkerId, str, dict[str, str]]]
+    met: list[tuple[Meeting, str]]
 
 
 class PairsLeft(Event, tag="left"):
@@ -331,7 +332,7 @@ AnyEvent = (
     | WorkerGone
     | CircuitChanged
     | PromptSuspected
-    | EnginesKnown
+    | EnginesMet
     | PairsLeft
     | LimitCharged
     | LimitOwed

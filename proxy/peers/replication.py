@@ -26,7 +26,7 @@ from .events import (
     CircuitChanged,
     ConfigChanged,
     ConfigRead,
-    EnginesKnown,
+    EnginesMet,
     Event,
     InflightCount,
     LimitCharged,
@@ -139,7 +139,7 @@ class Replication:
         yield [ConfigRead(*settings.live())]
         yield [LimitOwed(name, limit, full_s) for name, limit, full_s in state.rate_limits.debts()]
         yield [CircuitChanged(key, circuit) for key, circuit in state.health.breakers.circuits().items()]
-        yield [EnginesKnown(state.health.strangers.known()), PairsLeft(list(self._canary.left_to_turns))]
+        yield [EnginesMet(state.health.strangers.met()), PairsLeft(list(self._canary.left_to_turns))]
         yield [PromptSuspected(prompt, dict(losses)) for prompt, losses in state.poisoned.suspects()]
         yield from self._turns.snapshot()
 
@@ -174,7 +174,7 @@ class Replication:
             WorkerGone: lambda _, event: self._lose_worker(event.worker),
             CircuitChanged: lambda _, event: state.health.adopt(event.key, event.circuit),
             PromptSuspected: lambda _, event: state.poisoned.adopt(event.prompt, event.losses),
-            EnginesKnown: lambda _, event: state.health.strangers.adopt(event.known),
+            EnginesMet: lambda _, event: state.health.strangers.adopt(event.met),
             PairsLeft: lambda _, event: self._canary.adopt(event.left_to_turns),
             LimitCharged: lambda _, event: limits.charge(event.name, Limit(event.limit), event.seconds, now()),
             LimitOwed: lambda _, event: limits.owe(event.name, Limit(event.limit), event.full_s),

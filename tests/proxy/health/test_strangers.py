@@ -6,6 +6,7 @@ import pytest
 
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.worker import Load, Role, Worker, WorkerId
+from ppd.proxy.health import strangers
 from ppd.proxy.health.strangers import Strangers
 
 P, D = WorkerId("p:1"), WorkerId("d:1")
@@ -106,10 +107,15 @@ def test_a_process_that_has_just_started_finds_the_same() -> None:
     leader, newcomer = Fleet().play("p1 d1 p2"), Fleet()
     for view in leader.registry.views():
         newcomer.registry.adopt(view)
-    newcomer.strangers.adopt(leader.strangers.known())
+    newcomer.strangers.adopt(leader.strangers.met())
     assert newcomer.strangers.pairs == PAIR
     assert newcomer.play("d2").strangers.pairs == set()
     assert newcomer.play("p3").strangers.pairs == PAIR
+
+
+def test_of_many_meetings_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strangers, "KEPT", 0)
+    assert Fleet().play("p1 d1 p2").strangers.pairs == set()
 
 
 def test_operators_are_told_what_to_do(caplog: pytest.LogCaptureFixture) -> None:

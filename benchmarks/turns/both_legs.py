@@ -116,9 +116,8 @@ class Engine:
             await asyncio.Event().wait()  # until it is closed
         if self.role == "P":
             plan.computed.set()
-            await asyncio.sleep(
-                0
-            )  # D's first event leaves first: on a machine of its own it would wait for no answer of P
+            # D's first event leaves first: on a machine of its own it would not wait until this answer is written.
+            await asyncio.sleep(0)
             _write(writer, "200 OK", _WHOLE)
             return True
         if self.role == "D" and not plan.is_alone:

@@ -8,11 +8,12 @@ vLLM 0.32). D knows it again only if D begins anew too, or if P has another id.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..connectors import pinned_engine
-from ..fleet.registry import JOINED, Registry
+from ..fleet.registry import Registry
 from ..fleet.view import WorkerView
 from ..fleet.worker import PairId, Role, WorkerId
 
@@ -39,6 +40,8 @@ class Strangers:
 
     def joined(self, view: WorkerView) -> None:
         """A worker has joined, or another engine has taken its place."""
+        if pinned_engine(view.worker) and not _tells_its_start(view):
+            return
         if self.pairs:
             self.pairs = frozenset(pair for pair in self.pairs if view.id not in pair)
         views = self._registry.views()
@@ -69,7 +72,7 @@ class Strangers:
         found = set[PairId]()
         for prefill in prefills:
             engine = pinned_engine(prefill.worker)
-            if not engine or prefill.incarnation.startswith(JOINED):  # it has not said which process it is
+            if not engine or not _tells_its_start(prefill):
                 continue
             for decode in decodes:
                 if decode.role is Role.DECODE and decode.worker.connector == prefill.worker.connector:
@@ -80,3 +83,11 @@ class Strangers:
         while len(self._met) > KEPT:
             del self._met[next(iter(self._met))]
         return frozenset(found)
+
+
+def _tells_its_start(view: WorkerView) -> bool:
+    """Whether its incarnation is the engine's start time. Another name may stand for the same process: its agent's."""
+    try:
+        return math.isfinite(float(view.incarnation))
+    except ValueError:
+        return False

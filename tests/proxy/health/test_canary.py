@@ -178,12 +178,12 @@ async def test_a_pair_that_was_tried_is_due_an_interval_later() -> None:
 def test_a_pair_of_which_one_takes_the_other_for_a_third_gets_no_canary_and_no_turn() -> None:
     bench = Bench(GOOD)
     coordinates = {"engine_id": "one"}
-    bench.add("p3:1", connector="nixl_push", coordinates=coordinates, incarnation="first")
+    bench.add("p3:1", connector="nixl_push", coordinates=coordinates, incarnation="1.5")
     bench.add("d3:1", connector="nixl_push")
     strange = ("p3:1", "d3:1")
     bench.now_s += INTERVAL_S
     assert strange in bench.due()
-    bench.add("p3:1", connector="nixl_push", coordinates=coordinates, incarnation="second")
+    bench.add("p3:1", connector="nixl_push", coordinates=coordinates, incarnation="2.5")
     bench.now_s += INTERVAL_S
     assert strange not in bench.due()
     assert bench.passed_over() == {strange}

@@ -69,6 +69,11 @@ def replace_incarnation(worker: Worker, incarnation: str) -> Worker:
         ("p1 d1 p1", False),
         ("p1 d1 p- p1", False),  # it was away
         ("p1 d1 p2", True),
+        ("pl d1 p1", False),  # an agent's first word, before its engine has told when it began
+        ("pl d1 pm", False),  # an engine that does not tell, and another agent beside it
+        ("p1 d1 pl p1", False),
+        ("p1 d1 pl p2", True),
+        ("p1 d1 p2 pl", True),
         ("d1 p1 p2", True),
         ("p1 d1 p- p2", True),
         ("p1 d1 pgone p2", True),

@@ -20,7 +20,7 @@ def found(pair: Pair, address: str, role: Role, incarnation: str) -> None:
 async def test_every_process_knows_the_pairs_that_never_work() -> None:
     async with pair_of() as pair:
         found(pair, "d:1", Role.DECODE, "x")
-        for incarnation in ("a", "b"):
+        for incarnation in ("1.5", "2.5"):
             found(pair, "p:1", Role.PREFILL, incarnation)
         strange = {("p:1", "d:1")}
         assert [one.state.health.strangers.pairs for one in pair.ones] == [strange, strange]

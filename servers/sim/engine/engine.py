@@ -72,6 +72,7 @@ class SimEngine:
     ) -> None:
         self.config = config
         self.engine_id = config.engine_id or new_id()
+        self.process = new_id()  # another one at each start, whatever the engine's id
         self.address = ""
         self.side_address: tuple[str, int] = (config.host, config.side_channel_port)
         self.started_at = time.time()

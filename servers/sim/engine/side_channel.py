@@ -2,7 +2,8 @@
 
 It replaces ZeroMQ handshakes and RDMA, and works between processes and hosts. Bodies are msgpack. Where P pushes, D
 pulls all the same. GETs are for what a protocol's own server on P tells, such as Mooncake's bootstrap server.
-    POST /meet    Meet -> MetPrefill            waits for the prefill under a key; 410 if it will not come
+    POST /meet    Meet -> MetPrefill            waits for the prefill under a key; 410 if it will not come; never
+                                                answered to a D that takes P for the process before
     POST /read    ReadBlocks -> BlockContents   the contents of P's blocks; 409 for another engine, model or block size,
                                                 503 after a wedge
     POST /store   StoredPrompt                  a prompt's blocks, for this engine's cache or one leg; 409 as /read
@@ -47,12 +48,14 @@ class Meet(msgspec.Struct, frozen=True):
     engine_id: str  # empty: D was not told
     connector: str
     key: str
+    process: str = ""  # P's, as D knows it by the engine's id; empty: not yet
 
 
 class MetPrefill(msgspec.Struct, frozen=True):
     """What P has computed under a key."""
 
     engine_id: str
+    process: str
     request_id: str
     block_ids: tuple[int, ...]
     tokens: int
@@ -102,6 +105,7 @@ class SideChannelError(Exception):
 
 
 _SAID_BYTES = 256  # of a refusal
+_KNOWN_FOR_GOOD = "nixl_push"  # its D connects to P's process once, by the engine's id, and keeps to it
 
 _Message = TypeVar("_Message", ReadBlocks, Meet, StoredPrompt, FindBlocks, Notice)
 
@@ -123,6 +127,9 @@ class ServingEngine(Protocol):
 
     @property
     def own(self) -> Own: ...
+
+    @property
+    def process(self) -> str: ...
 
     def kill(self) -> None: ...
 
@@ -154,6 +161,8 @@ class SideChannel:
         engine, message = self._engine, await self._message(request, Meet)
         if message.connector != engine.config.connector:
             raise web.HTTPConflict
+        if message.process not in ("", engine.process):
+            await asyncio.Event().wait()  # D speaks to a process that is gone: nobody hears it
         try:
             handed_over = await engine.meetings.join(message.key)
         except MeetingFailed as exc:
@@ -165,6 +174,7 @@ class SideChannel:
             raise web.HTTPGone(text="the prefill has expired")
         met = MetPrefill(
             engine.own.engine_id,
+            engine.process,
             handed_over.request_id,
             handed_over.block_ids,
             handed_over.tokens,
@@ -256,6 +266,7 @@ class Peers:
     def __init__(self, session: aiohttp.ClientSession, config: SimConfig) -> None:
         self._session = session
         self._connector = config.connector
+        self._processes: dict[str, str] = {}  # P's that D knows, by the engine's id
         self._model = config.model
         self._block_size = config.block_size
         self._timeout = aiohttp.ClientTimeout(total=config.peer_timeout_s)
@@ -263,12 +274,15 @@ class Peers:
 
     async def meet(self, remote: RemotePrefill, key: str) -> MetPrefill:
         """Waits, without a time-out, for P to have computed the prompt under the key."""
-        message = Meet(remote.engine_id, self._connector, key)
+        message = Meet(remote.engine_id, self._connector, key, self._processes.get(remote.engine_id, ""))
         body = await self._post(remote, "/meet", message, self._patient)
         try:
-            return msgspec.msgpack.decode(body, type=MetPrefill)
+            met = msgspec.msgpack.decode(body, type=MetPrefill)
         except msgspec.DecodeError as exc:
             raise SideChannelError("the peer's answer is not a prefill") from exc
+        if self._connector == _KNOWN_FOR_GOOD:
+            self._processes.setdefault(met.engine_id, met.process)
+        return met
 
     async def read(self, remote: RemotePrefill, block_ids: tuple[int, ...]) -> list[list[int]]:
         """The tokens of each block, by block id. As on vLLM, a read that has begun has no time-out."""

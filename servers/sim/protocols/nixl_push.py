@@ -1,6 +1,7 @@
 """NIXL's push connector of vLLM: both legs have one `X-Request-Id`, by which P finds where to write D's KV.
 
-D is told P's coordinates beforehand. P does not tell D when it will not write: D waits. Source: vLLM 0.32.
+D is told P's coordinates beforehand. P does not tell D when it will not write: D waits. So it does for a P that began
+anew under the engine's id that D knows: D tells the process before where to write. Source: vLLM 0.32.
 """
 
 from __future__ import annotations

@@ -236,6 +236,17 @@ async def test_push_tells_its_mode(lab: Any) -> None:
     assert (params["transfer_mode"], params["remote_engine_id"]) == ("push", proxy.p.engine_id)
 
 
+async def test_push_is_lost_on_a_p_that_begins_anew_under_the_id_that_d_knows(lab: Any) -> None:
+    """As seen with vLLM 0.32: its D connects to P's process once. Another D, or a P with another id, is no stranger."""
+    proxy = await start(lab, "nixl_push", engine_id="one", meeting_timeout_s=0.1)
+    assert [answer.status for answer in await proxy.split()] == [200, 200]
+    another_d = await lab.start("D", connector="nixl_push")
+    for id_of_p, d, of_d in (("one", proxy.d, 500), ("one", another_d, 200), ("two", proxy.d, 200)):
+        p = await lab.start("P", connector="nixl_push", engine_id=id_of_p)
+        assert [answer.status for answer in await Proxy(lab, "nixl_push", p, d).split()] == [200, of_d]
+        assert p.pinned == (of_d == 500), "a P that D does not speak to keeps what it has computed for its lease"
+
+
 async def test_any_text_may_be_a_key(lab: Any) -> None:
     proxy = await start(lab, "mooncake")
     key = "\r\nX: y\0\u2603" * 2000

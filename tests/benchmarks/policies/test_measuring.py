@@ -19,6 +19,8 @@ from ppd.proxy.errors import ConfigError
 from ppd.proxy.laws.profile_file import Transfers
 from ppd.servers.fleet.topology import Topology
 
+pytestmark = pytest.mark.slow
+
 LOOSE, STRICT = Question(0.025, 0.9, 2), Question(0.025, 0.98, 1)
 METHOD = Method(data=Path("/nowhere"), questions=(LOOSE, STRICT), sessions=10, later_turns=10, precision=0.3)
 CELL = Cell("m512-8k", "1P_1D")

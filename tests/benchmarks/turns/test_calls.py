@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.turns.calls import LIMITS, count
+
+pytestmark = pytest.mark.slow
 
 
 async def test_turns_call_no_more_functions_than_before() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.turns.picker_calls import LIMITS, count
+
+pytestmark = pytest.mark.slow
 
 
 async def test_a_picker_calls_no_more_functions_of_its_own_than_before() -> None:

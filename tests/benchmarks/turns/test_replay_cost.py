@@ -10,6 +10,8 @@ from click.testing import CliRunner
 from benchmarks.turns.replay_cost import DECODES, main, receipts
 from tests.offline.replay.receipts import log_of
 
+pytestmark = pytest.mark.slow
+
 
 def test_its_sessions_pause_and_come_back_to_their_worker() -> None:
     made = list(receipts(4000))

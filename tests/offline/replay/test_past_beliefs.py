@@ -156,6 +156,7 @@ def test_the_next_turn_may_come_within_the_millisecond_in_which_the_answer_ended
     assert played.known[-1].tokens == 1050
 
 
+@pytest.mark.slow
 def test_sessions_out_of_use_are_forgotten_by_time_and_by_number() -> None:
     chats = [receipt("D1", 20.0 * number, session=f"s{number}") for number in range(6000)]
     assert Played(*chats, limits=SessionLimits(ttl_s=100.0)).most_kept < 2000

@@ -13,6 +13,8 @@ from ppd.offline.simulation.setup import Setup
 from ppd.offline.simulation.simulate import simulate
 from tests.support.stepped_engine import profile_of
 
+pytestmark = pytest.mark.slow
+
 SETUP = Setup(profile=profile_of(), published_routing=True)
 SHORT = Workload(
     first=Profile(name="first", new_tokens=128, output_tokens=4),

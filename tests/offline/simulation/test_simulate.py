@@ -18,6 +18,8 @@ from ppd.proxy.laws.profile_file import SlowWorker, Transfers
 from ppd.proxy.laws.step_time import EngineProfile
 from tests.support.stepped_engine import profile_of
 
+pytestmark = pytest.mark.slow
+
 PROFILE = profile_of()
 SETUP = Setup(profile=PROFILE)
 BUSY = Workload(

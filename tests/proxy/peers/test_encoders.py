@@ -13,6 +13,8 @@ from tests.proxy.encoders.test_encoder_chooser import decisions, turn
 from tests.proxy.peers.test_lessons import heard, pair_of, succeeded
 from tests.support.processes import Pair
 
+pytestmark = pytest.mark.slow
+
 ENCODED, HELD, BUSY = ItemDecision.ENCODED, ItemDecision.HELD, ItemDecision.BUSY
 
 

@@ -36,6 +36,8 @@ from ppd.proxy.sessions.templates import TemplateOrder
 from ppd.proxy.settings import Settings
 from tests.support.processes import R1, Pair, worker
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:

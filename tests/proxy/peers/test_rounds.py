@@ -23,6 +23,8 @@ from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.table import MatchKind, SessionMatch, TurnOutcome
 from tests.support.processes import R1, Pair, worker
 
+pytestmark = pytest.mark.slow
+
 PROMPT_TOKENS = 100
 HASHER = Hasher(b"a secret of both processes")
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ppd.proxy.fleet.worker import Load, Role, Worker
 from tests.proxy.peers.test_lessons import heard, pair_of, succeeded
 from tests.support.processes import Pair
+
+pytestmark = pytest.mark.slow
 
 
 def found(pair: Pair, address: str, role: Role, incarnation: str) -> None:

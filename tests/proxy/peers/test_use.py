@@ -13,6 +13,8 @@ from ppd.proxy.fleet.worker import Load, WorkerId
 from tests.proxy.peers.test_lessons import succeeded
 from tests.support.processes import R1, Pair, worker
 
+pytestmark = pytest.mark.slow
+
 R2 = WorkerId("r2:1")
 TURN_TOKENS = RECENT_TOKENS // 40
 

@@ -19,6 +19,8 @@ from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, Faults, Order
 from tests.servers.sidecar.site import BODY, CHAT, Site
 from tests.support.fleet import start_engine
 
+pytestmark = pytest.mark.slow
+
 NAMES = [name for name in CONNECTORS if is_of_sidecars(name)]
 NEEDY = ["nixl_push", "offload_p2p", "p2p_nccl"]  # without what they must know of P there is no SPLIT
 THREE = "P1 D1 R1"

@@ -17,6 +17,8 @@ from tests.e2e.encoders.test_encoders import asks, images, picture
 from tests.servers.sidecar.sidecars import LOCALHOST
 from tests.servers.sidecar.site import CHAT, Site
 
+pytestmark = pytest.mark.slow
+
 PARAMS = "ec_transfer_params"
 ALL = "E1 P1 D1"
 

@@ -16,6 +16,8 @@ from aiohttp.test_utils import TestServer
 from tests.servers.sidecar.site import BODY, Site
 from tests.support.credentials import Authority, trusting
 
+pytestmark = pytest.mark.slow
+
 
 class Recorder:
     """An engine that answers whatever it is asked, and keeps it."""

@@ -13,6 +13,8 @@ from ppd.servers.sidecar.router import PAUSE_S, FailurePolicy, OnFailure
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, Faults, Order
 from tests.servers.sidecar.site import CHAT, Site
 
+pytestmark = pytest.mark.slow
+
 DECODE, ERROR, RETRY = FailurePolicy(), FailurePolicy(OnFailure.ERROR), FailurePolicy(OnFailure.RETRY, 2)
 
 

@@ -18,6 +18,8 @@ from tests.e2e.encoders.test_encoders import asks, picture
 from tests.servers.sidecar.site import WORDS, Site
 from tests.support.clock import FakeClock
 
+pytestmark = pytest.mark.slow
+
 REPORT = TurnReport(request_id="r", route="LOCAL", outcome="completed", status=200, ended_s=1.0)
 
 

@@ -10,6 +10,8 @@ from ppd.proxy.upstream.sidecar import legs_told
 from ppd.servers.sidecar.allow_list import AllowList
 from tests.servers.sidecar.site import BODY, Site
 
+pytestmark = pytest.mark.slow
+
 PARAMS = "kv_transfer_params"
 FORGED = {"do_remote_prefill": True, "remote_host": "10.9.9.9", "remote_port": 1}
 

@@ -14,6 +14,8 @@ import pytest
 from ppd.servers.vllm.cpu_install import Environment
 from ppd.servers.vllm.tiny_model import EMITTED, SPECIAL, ModelShape, byte_symbols, ensure_model, tokenizer, write_model
 
+pytestmark = pytest.mark.slow
+
 SHAPE = ModelShape()
 
 

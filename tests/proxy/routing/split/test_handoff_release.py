@@ -32,6 +32,8 @@ from ppd.proxy.upstream.call import Call, Expiry
 from tests.support.attempts import decision, running
 from tests.support.requests import parse
 
+pytestmark = pytest.mark.slow
+
 Opening = Callable[[Attempt], Awaitable[OpenAnswer]]
 
 

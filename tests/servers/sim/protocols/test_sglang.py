@@ -60,7 +60,8 @@ async def test_d_keeps_nothing_and_reports_what_p_had_cached(lab: Any, new_room:
 async def test_a_d_with_a_radix_cache_is_sent_what_it_lacks_and_still_computes_no_prompt(
     lab: Any, new_room: NewRoom
 ) -> None:
-    p, d = await start(lab, decode_radix_cache=True, load_failure_policy=LoadFailurePolicy.RECOMPUTE)
+    recomputes = LoadFailurePolicy.RECOMPUTE
+    p, d = await start(lab, decode_radix_cache=True, load_failure_policy=recomputes, meeting_timeout_s=0.5)
     info = (await lab.fetch(d, "/server_info")).json
     assert info["disaggregation_decode_enable_radix_cache"] is True
     first = (await joint(lab, p, d, new_room()))[1].text

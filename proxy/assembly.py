@@ -198,7 +198,7 @@ def new_state(config: ProxyConfig, member: Member, now: Callable[[], float], law
     ttl_s, limit = config.session_ttl_s, config.session_limit
     beliefs = Beliefs(registry.engine, limit)
     health = WorkerHealth(Breakers(config.breaker_failures, config.breaker_open_s), registry, retries, now)
-    registry.on_joined = health.strangers.joined
+    registry.on_came = health.strangers.came
     arrivals = Arrivals(config.qps_window_s, now())
     return State(
         registry=registry,

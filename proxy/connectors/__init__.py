@@ -143,9 +143,14 @@ def usual_engine(connector: str) -> str:
     return _ENGINES.get(connector, "vllm")
 
 
+def knows_engines_for_good(connector: str) -> bool:
+    """Whether its D connects once to the process that has P's engine id, and keeps to it."""
+    return connector == NixlPush.name
+
+
 def pinned_engine(worker: Worker) -> str:
-    """The engine's id, of a P that D knows by it and that may keep it when it begins anew; empty of others."""
-    is_known_by_it = worker.connector == NixlPush.name and worker.role is Role.PREFILL
+    """The engine's id, of a P that D knows for good by it and that may keep it when it begins anew; empty of others."""
+    is_known_by_it = knows_engines_for_good(worker.connector) and worker.role is Role.PREFILL
     return worker.coordinates.get("engine_id", "") if is_known_by_it else ""
 
 

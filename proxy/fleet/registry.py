@@ -52,7 +52,8 @@ class Registry:
         self._joined = 0
         self._newest_s = -math.inf  # when a worker joined or recovered last
         self.replicated: Replicated[WorkerId, WorkerChange] | None = None
-        self.on_joined: Callable[[WorkerView], None] | None = None  # a worker, or another engine in its place
+        self.on_came: Callable[[WorkerView, bool], None] | None = None
+        """A worker is new there or up again (True), or is only told of in other words (False)."""
 
     def views(self) -> tuple[WorkerView, ...]:
         self._catch_up()
@@ -250,8 +251,6 @@ class Registry:
         self._put(view)
         self._keep_name(view)
         self.use_changed(view.id, used)
-        if old is None or old.incarnation != view.incarnation:
-            self._tell_joined(view)
 
     def dismiss(self, worker_id: WorkerId) -> None:
         """Drops a worker; unlike `remove`, without telling the other processes."""
@@ -299,6 +298,11 @@ class Registry:
             self._aliases = None
         if old is None or not view.takes_the_same(old):  # it seldom changes, and with many workers costs milliseconds
             self._rosters.clear()
+        if self.on_came is not None:
+            if old is None or view.begins_after(old):
+                self.on_came(view, True)
+            elif not view.is_told_of_as(old):
+                self.on_came(view, False)
 
     def _admit(self, worker: Worker, incarnation: str, now_s: float) -> None:
         old = self._views.get(worker.id)
@@ -321,11 +325,6 @@ class Registry:
             )
         self._take(fresh)
         self.use_changed(worker.id, used)
-        self._tell_joined(fresh)
-
-    def _tell_joined(self, view: WorkerView) -> None:
-        if self.on_joined is not None:
-            self.on_joined(view)
 
     def _take(self, view: WorkerView) -> None:
         self._put(view)

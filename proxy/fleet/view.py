@@ -133,6 +133,15 @@ class WorkerView(msgspec.Struct, frozen=True):
             return False
         return self.worker is old.worker or (self.role, self.worker.models) == (old.role, old.worker.models)
 
+    def begins_after(self, old: WorkerView) -> bool:
+        """Whether another engine is there than in an older view, or the same is up again."""
+        return self.incarnation != old.incarnation or self.role is not old.role or (self.up and not old.up)
+
+    def is_told_of_as(self, old: WorkerView) -> bool:
+        """Whether whoever hands KV to it or takes KV from it finds it as in an older view."""
+        now, before = self.worker, old.worker
+        return now is before or (now.connector, now.coordinates) == (before.connector, before.coordinates)
+
     def may_return(self, model: str) -> bool:
         """Whether it is down, and would answer turns of this model if it were up."""
         return self.role in ANSWERING and self.is_missed(model)

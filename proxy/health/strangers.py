@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ..connectors import pinned_engine
+from ..connectors import knows_engines_for_good, pinned_engine
 from ..fleet.registry import Registry
 from ..fleet.view import WorkerView
 from ..fleet.worker import PairId, Role, WorkerId
@@ -26,29 +26,34 @@ class Meeting(NamedTuple):
     """A P, by its engine's id, and a D: two processes that know each other as long as both live."""
 
     decode: WorkerId
-    incarnation: str  # D's
+    decode_incarnation: str
     engine: str
 
 
 class Strangers:
-    """`pairs` get no turn and no canary. A D is taken to know each P that was up while it was there."""
+    """`pairs` get no turn and no canary. A D is taken to know each P that was up while it was."""
 
     def __init__(self, registry: Registry) -> None:
         self.pairs: frozenset[PairId] = frozenset()
         self._registry = registry
         self._met: dict[Meeting, str] = {}  # the incarnation of P that D knows; the newest last
 
-    def joined(self, view: WorkerView) -> None:
-        """A worker has joined, or another engine has taken its place."""
+    def came(self, view: WorkerView, begins: bool) -> None:
+        """A worker begins, as it is new there or up again, or is only told of in other words.
+
+        Nobody says whether these are of the engine that is there or of the next one, so no D has met it by them.
+        """
+        if not knows_engines_for_good(view.worker.connector):
+            return
         if pinned_engine(view.worker) and not _tells_its_start(view):
             return
-        if self.pairs:
-            self.pairs = frozenset(pair for pair in self.pairs if view.id not in pair)
+        is_there = self._registry.engine
+        self.pairs = frozenset(pair for pair in self.pairs if view.id not in pair and all(map(is_there, pair)))
         views = self._registry.views()
-        if view.role is Role.DECODE:
-            strange = self._strange((one for one in views if one.up), (view,))
-        else:
-            strange = self._strange((view,), views)
+        decodes, prefills = ((view,), views) if view.role is Role.DECODE else (views, (view,))
+        if begins:
+            self._introduce(decodes, prefills)
+        strange = self._strange(decodes, prefills)
         self.pairs |= strange
         for prefill, decode in sorted(strange):
             log.warning(
@@ -62,27 +67,37 @@ class Strangers:
         return list(self._met.items())
 
     def adopt(self, met: Iterable[tuple[Meeting, str]]) -> None:
-        """What another process has seen, to which each worker has joined just now."""
+        """What another process has seen, to which each worker has come just now."""
         self._met |= dict(met)
         views = self._registry.views()
-        self.pairs = self._strange((view for view in views if view.up), views)
+        self.pairs = self._strange(views, views)
 
-    def _strange(self, prefills: Iterable[WorkerView], decodes: Iterable[WorkerView]) -> frozenset[PairId]:
-        """Those of these pairs that have not met, but D another process in P's place. The others have met now."""
-        found = set[PairId]()
-        for prefill in prefills:
-            engine = pinned_engine(prefill.worker)
-            if not engine or not _tells_its_start(prefill):
-                continue
-            for decode in decodes:
-                if decode.role is Role.DECODE and decode.worker.connector == prefill.worker.connector:
-                    meeting = Meeting(decode.id, decode.incarnation, engine)
-                    known = self._met[meeting] = self._met.pop(meeting, prefill.incarnation)
-                    if known != prefill.incarnation:
-                        found.add((prefill.id, decode.id))
+    def _introduce(self, decodes: Iterable[WorkerView], prefills: Iterable[WorkerView]) -> None:
+        """Those of these who are up know each other from now on, unless D knows another process in P's place."""
+        for meeting, prefill, decode in _meetings(decodes, prefills):
+            if prefill.up and decode.up:
+                self._met[meeting] = self._met.pop(meeting, prefill.incarnation)
         while len(self._met) > KEPT:
             del self._met[next(iter(self._met))]
-        return frozenset(found)
+
+    def _strange(self, decodes: Iterable[WorkerView], prefills: Iterable[WorkerView]) -> frozenset[PairId]:
+        return frozenset(
+            (prefill.id, decode.id)
+            for meeting, prefill, decode in _meetings(decodes, prefills)
+            if self._met.get(meeting, prefill.incarnation) != prefill.incarnation
+        )
+
+
+def _meetings(
+    decodes: Iterable[WorkerView], prefills: Iterable[WorkerView]
+) -> Iterator[tuple[Meeting, WorkerView, WorkerView]]:
+    """The pairs of them whose D would know P by its engine's id: with P, then D."""
+    for prefill in prefills:
+        engine = pinned_engine(prefill.worker)
+        if engine and _tells_its_start(prefill):
+            for decode in decodes:
+                if decode.role is Role.DECODE and decode.worker.connector == prefill.worker.connector:
+                    yield Meeting(decode.id, decode.incarnation, engine), prefill, decode
 
 
 def _tells_its_start(view: WorkerView) -> bool:

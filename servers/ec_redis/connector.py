@@ -19,9 +19,9 @@ from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_paral
 from vllm.platforms import current_platform
 
 from .engines import Consumer, Producer
-from .redis_transport import RedisTransport
 from .reservations import Dtype, Embedding, Input, Offer
 from .settings import read_settings
+from .transport import Transport, connect
 from .vllm_objects import consumer_of, engine_name, model_width, read_offers
 from .wire import most_data_bytes
 
@@ -61,7 +61,7 @@ class RedisECConnector(ECConnectorBase):  # type: ignore[misc]
         self._name = engine_name(vllm_config, self._settings)
         self._model = vllm_config.model_config
         self._step = ECRedisMetadata()
-        self._transport: RedisTransport | None = None
+        self._transport: Transport | None = None
         self._producer: Producer | None = None
         self._consumer: Consumer | None = None
         self._resolver = PlaceholderMetadataResolver(self._model)
@@ -159,14 +159,8 @@ class RedisECConnector(ECConnectorBase):  # type: ignore[misc]
             rows = torch.frombuffer(bytearray(data), dtype=TORCH_DTYPES[embedding.dtype])
             encoder_cache[item] = rows.reshape(embedding.shape).to(current_platform.device_type)
 
-    def _connected(self) -> RedisTransport:
-        self._transport = RedisTransport(
-            self._settings.redis_url,
-            self._name,
-            timeout_s=self._settings.redis_timeout_s,
-            expire_s=self._settings.reservation_ttl_s,
-            most_data_bytes=most_data_bytes(self._settings.max_item_bytes),
-        )
+    def _connected(self) -> Transport:
+        self._transport = connect(self._settings, self._name, most_data_bytes(self._settings.max_item_bytes))
         return self._transport
 
     def _inputs(self, request: Any, computed_tokens: int) -> list[Input]:

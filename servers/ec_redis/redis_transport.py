@@ -5,16 +5,34 @@ All keys begin with `ppd:ec:` and expire, so that what nobody fetches leaves no 
 
 from __future__ import annotations
 
+import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from .settings import ECSettings
 from .transport import TransportDown
 from .wire import MOST_CONTROL_BYTES
 
 MOST_UNREAD = 10_000  # messages in one list; then the oldest go
 POLL_S = 1.0
+URL_VARIABLE = "PPD_EC_REDIS_URL"
 T = TypeVar("T")
+
+
+def connect(
+    settings: ECSettings, name: str, most_data_bytes: int, environ: Mapping[str, str] = os.environ
+) -> RedisTransport:
+    """See `transport.Connect`."""
+    url = settings.redis_url or environ.get(URL_VARIABLE, "")
+    if not url:
+        raise ValueError(f"ec_connector_extra_config: redis_url is missing, and {URL_VARIABLE} is not set")
+    return RedisTransport(
+        *(url, name),
+        timeout_s=settings.redis_timeout_s,
+        expire_s=settings.reservation_ttl_s,
+        most_data_bytes=most_data_bytes,
+    )
 
 
 class RedisTransport:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 
-URL_VARIABLE = "PPD_EC_REDIS_URL"
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 Threads = Annotated[int, msgspec.Meta(ge=1, le=64)]
 
 
 class ECSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    transport: str = "redis_transport"  # the module whose `connect` makes it: beside this one, or by its whole name
+    transport_settings: dict[str, Any] = {}  # of another one than Redis
     redis_url: str = ""  # empty: what $PPD_EC_REDIS_URL says, which vLLM does not log
     name: Annotated[str, msgspec.Meta(max_length=128, pattern=r"^[A-Za-z0-9._:-]*$")] = ""  # empty: vLLM's engine_id
     consumer: str = ""  # of a producer: whom it tells what it encodes, where a request does not say
@@ -25,14 +25,9 @@ class ECSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     embedding_width: Annotated[int, msgspec.Meta(ge=0)] = 0  # of a consumer's model; 0: as its config says
 
 
-def read_settings(extra: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> ECSettings:
+def read_settings(extra: Mapping[str, Any]) -> ECSettings:
     """ValueError: names the key, and what is allowed."""
     try:
-        settings = msgspec.convert(dict(extra), ECSettings)
+        return msgspec.convert(dict(extra), ECSettings)
     except msgspec.ValidationError as exc:
         raise ValueError(f"ec_connector_extra_config: {exc}") from exc
-    if not settings.redis_url:
-        settings = msgspec.structs.replace(settings, redis_url=environ.get(URL_VARIABLE, ""))
-    if not settings.redis_url:
-        raise ValueError(f"ec_connector_extra_config: redis_url is missing, and {URL_VARIABLE} is not set")
-    return settings

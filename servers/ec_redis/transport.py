@@ -1,8 +1,12 @@
-"""How messages travel: six methods, so that another transport is one more file beside `redis_transport`."""
+"""How messages travel: six methods and `connect`, so that another transport is one more file, anywhere."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from typing import Protocol
+
+from .settings import ECSettings
 
 
 class TransportDown(Exception):
@@ -28,3 +32,24 @@ class Transport(Protocol):
 
     def receive_data(self) -> bytes | None:
         """Nothing larger than the receiver takes is ever fetched."""
+
+    def close(self) -> None: ...
+
+
+Connect = Callable[[ECSettings, str, int], Transport]
+"""What a transport's module has as `connect`: for the engine of this name, which takes data of so many bytes at most.
+
+ValueError: a setting that it cannot use.
+"""
+
+
+def connect(settings: ECSettings, name: str, most_data_bytes: int) -> Transport:
+    """By the transport that the settings name. ValueError: it is none, or cannot use a setting."""
+    module = settings.transport if "." in settings.transport else f"{__package__}.{settings.transport}"
+    try:
+        make: Connect = import_module(module).connect
+    except (ImportError, AttributeError, TypeError, ValueError) as exc:
+        raise ValueError(
+            f"ec_connector_extra_config: transport: {settings.transport!r} must be a module that has `connect`: {exc}"
+        ) from exc
+    return make(settings, name, most_data_bytes)

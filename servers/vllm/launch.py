@@ -9,7 +9,6 @@ language model, and give embeddings to the others by an encoder cache.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -150,7 +149,7 @@ def kv_transfer_config(spec: EngineSpec) -> dict[str, Any]:
 def ec_transfer_config(spec: EngineSpec) -> dict[str, Any]:
     """Whoever computes a prompt may be given its media's embeddings: P, R, and D in LOCAL turns.
 
-    Over Redis an engine's name is its address, as each needs another one.
+    Over Redis each engine is known by vLLM's own id of it, which is another one at each start.
     """
     config: dict[str, Any] = {"ec_role": "ec_producer" if spec.role is Role.ENCODE else "ec_consumer"}
     if spec.encoder_cache != REDIS:
@@ -159,7 +158,6 @@ def ec_transfer_config(spec: EngineSpec) -> dict[str, Any]:
     return config | {
         "ec_connector": "RedisECConnector",
         "ec_connector_module_path": "ppd_ec_redis.connector",
-        "ec_connector_extra_config": {"name": re.sub(r"[^A-Za-z0-9._:-]", "", spec.address)},
     }
 
 

@@ -82,12 +82,12 @@ def pushes(redis_url: str) -> int:
     return int(counted.get("cmdstat_rpush", {"calls": 0})["calls"])
 
 
-def redis_cache(name: str, redis_url: str) -> dict[str, Any]:
+def redis_cache(redis_url: str, **settings: Any) -> dict[str, Any]:
     """What `--ec-transfer-config` says of it."""
     return {
         "ec_connector": "RedisECConnector",
         "ec_connector_module_path": "ppd_ec_redis.connector",
-        "ec_connector_extra_config": {"name": name, "redis_url": redis_url, "redis_timeout_s": WAIT_S},
+        "ec_connector_extra_config": {"redis_url": redis_url, "redis_timeout_s": WAIT_S, **settings},
     }
 
 
@@ -109,7 +109,7 @@ def image(seed: int, name: str) -> dict[str, Any]:
 def engine(
     name: str, ec_role: str, args: tuple[str, ...], redis_url: str, environment: Environment, parts: Path
 ) -> tuple[str, Launch]:
-    transfer = {"ec_role": ec_role, **redis_cache(name, redis_url)}
+    transfer = {"ec_role": ec_role, **redis_cache(redis_url, name=name)}
     [port] = free_ports(1)
     spec = EngineSpec(
         role=Role.REPLICA,

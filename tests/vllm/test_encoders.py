@@ -60,7 +60,7 @@ async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Eng
     """Over files."""
     shared = tmp_path_factory.mktemp("embeddings")  # a folder an item
     cache = {"ec_connector": "ECExampleConnector", "ec_connector_extra_config": {"shared_storage_path": str(shared)}}
-    async with started(tmp_path_factory.mktemp("engines"), lambda _: cache) as (session, addresses):
+    async with started(tmp_path_factory.mktemp("engines"), cache) as (session, addresses):
         yield Engines(session, addresses, lambda: sum(1 for _ in shared.rglob("*.safetensors")))
 
 
@@ -68,15 +68,13 @@ async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Eng
 async def over_redis(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engines]:
     folder = tmp_path_factory.mktemp("over-redis")
     with RedisServer(folder) as server:
-        async with started(folder, lambda name: redis_cache(f"{name}1", server.url)) as (session, addresses):
+        async with started(folder, redis_cache(server.url)) as (session, addresses):
             yield Engines(session, addresses, lambda: pushes(server.url))
 
 
 @asynccontextmanager
-async def started(
-    folder: Path, cache_of: Callable[[str], dict[str, Any]]
-) -> AsyncIterator[tuple[aiohttp.ClientSession, dict[str, str]]]:
-    """E, P and D. cache_of: what `--ec-transfer-config` says of the encoders' cache, by the engine's name."""
+async def started(folder: Path, cache: dict[str, Any]) -> AsyncIterator[tuple[aiohttp.ClientSession, dict[str, str]]]:
+    """E, P and D. cache: what `--ec-transfer-config` says of the encoders' cache."""
     if reason := unsupported_reason():
         pytest.skip(f"real vLLM is not tested here: {reason}")
     environment = ensure(print)
@@ -84,7 +82,7 @@ async def started(
     addresses, processes = {}, {}
     async with AsyncExitStack() as stack:
         for name, role in (("E", Role.REPLICA), ("P", Role.PREFILL), ("D", Role.DECODE)):
-            spec = tiny_engine(role, model, environment.python, *encoder_args(name, cache_of(name)))
+            spec = tiny_engine(role, model, environment.python, *encoder_args(name, cache))
             spec = replace(spec, connector="none" if name == "E" else spec.connector)
             launch = with_env(command(spec), {"PYTHONPATH": str(parts)})
             process = EngineProcess(launch, folder / f"{name}.log", name=name)

@@ -19,7 +19,7 @@ class Fleet:
     def __init__(self, connector: str = "nixl_push") -> None:
         self.registry = Registry()
         self.strangers = Strangers(self.registry)
-        self.registry.on_joined = self.strangers.joined
+        self.registry.on_came = self.strangers.came
         self.connector = connector
         self.add("p:1", Role.PREFILL, "one")
         self.add("d:1", Role.DECODE)
@@ -29,6 +29,11 @@ class Fleet:
         coordinates = {"engine_id": engine} if engine else {}
         worker = Worker(role=role, address=address, connector=self.connector, coordinates=coordinates)
         self.registry.add_static(worker, 0.0)
+
+    def worker(self, worker_id: WorkerId) -> Worker:
+        view = self.registry.view(worker_id)
+        assert view is not None
+        return view.worker
 
     def play(self, script: str) -> Fleet:
         """`p1`: P is found up, as its first process; `p-`: it is down; `p/two`: its config gives it another id."""
@@ -87,6 +92,13 @@ def replace_incarnation(worker: Worker, incarnation: str) -> Worker:
         ("p1 d1 dgone p2 d1", True),  # it was only silent
         ("p1 d1 p- d- d1 p2", True),
         ("p1 d1 p2 dgone d2", False),
+        ("p1 d1 p- d2 p1 p2", True),  # the second D has met the first P since it is up again
+        ("p1 d1 p- d2 p2", False),
+        ("p1 d1 d- p2 d1", True),
+        ("p1 d1 d- p2 d2", False),
+        ("p1 d1 d- d2 p2 p3", True),
+        ("p1 d1 p2 p/two", False),  # it was given the other id before its config
+        ("p1 d1 p2 p/two p/one", True),
     ],
 )
 def test_which_pairs_get_no_turn(script: str, strange: bool) -> None:
@@ -116,6 +128,14 @@ def test_a_process_that_has_just_started_finds_the_same() -> None:
     assert newcomer.strangers.pairs == PAIR
     assert newcomer.play("d2").strangers.pairs == set()
     assert newcomer.play("p3").strangers.pairs == PAIR
+
+
+def test_pairs_of_those_who_have_left_are_forgotten() -> None:
+    fleet = Fleet().play("p1 d1 p2 pgone")
+    fleet.add("p:2", Role.PREFILL, "other")
+    worker = WorkerId("p:2")
+    fleet.registry.probed(worker, replace_incarnation(fleet.worker(worker), "1"), Load(), 1.0)
+    assert fleet.strangers.pairs == set()
 
 
 def test_of_many_meetings_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 import redis
@@ -18,6 +17,7 @@ from ppd.servers.ec_redis.redis_transport import RedisTransport
 from ppd.servers.ec_redis.reservations import Embedding, Input, Offer
 from ppd.servers.ec_redis.settings import ECSettings
 from ppd.servers.ec_redis.transport import TransportDown
+from tests.servers.ec_redis.in_memory import InMemory
 from tests.servers.ec_redis.redis_server import RedisServer
 from tests.support.clock import FakeClock
 
@@ -26,37 +26,6 @@ DATA = bytes(range(128))
 OFFER = Offer("E1", "leg", "a", ROWS)
 NEED = Input("a", ROWS, True, True, OFFER)
 SETTINGS = ECSettings(redis_url="redis://x", reservation_ttl_s=10.0, redis_timeout_s=1.0)
-
-
-@dataclass
-class Memory:
-    """A transport whose messages lie in queues until a test has them taken."""
-
-    queues: defaultdict[str, deque[bytes]] = field(default_factory=lambda: defaultdict(deque))
-    is_down: bool = False
-
-    def _send(self, name: str, message: bytes) -> None:
-        if self.is_down:
-            raise TransportDown("memory")
-        self.queues[name].append(message)
-
-    def send_metadata(self, consumer: str, message: bytes) -> None:
-        self._send(f"metadata {consumer}", message)
-
-    def send_verdict(self, producer: str, message: bytes) -> None:
-        self._send(f"verdicts {producer}", message)
-
-    def send_data(self, consumer: str, message: bytes) -> None:
-        self._send(f"data {consumer}", message)
-
-    def receive_metadata(self) -> bytes | None:
-        raise NotImplementedError
-
-    def receive_verdict(self) -> bytes | None:
-        raise NotImplementedError
-
-    def receive_data(self) -> bytes | None:
-        raise NotImplementedError
 
 
 class AtOnce(Couriers):
@@ -73,7 +42,7 @@ class AtOnce(Couriers):
 
 @dataclass
 class Pair:
-    memory: Memory
+    memory: InMemory
     producer: Producer
     consumer: Consumer
 
@@ -92,7 +61,7 @@ class Pair:
 
 @pytest.fixture
 def pair(clock: FakeClock) -> Pair:
-    memory = Memory()
+    memory = InMemory()
     producer = Producer("E1", SETTINGS, 1000, memory, clock)
     consumer = Consumer("PD1", SETTINGS, 1000, memory, clock)
     producer.couriers = AtOnce(Contact(clock), stale_s=1.0, now=clock)
@@ -154,7 +123,7 @@ def test_without_a_transport_no_request_waits_longer_than_the_first(pair: Pair, 
 
 
 def test_an_embedding_beyond_max_item_bytes_is_not_offered(clock: FakeClock) -> None:
-    memory = Memory()
+    memory = InMemory()
     small = ECSettings(redis_url="redis://x", max_item_bytes=ROWS.size_bytes - 1)
     producer = Producer("E1", small, 1000, memory, clock)
     producer.couriers = AtOnce(Contact(clock), stale_s=1.0, now=clock)

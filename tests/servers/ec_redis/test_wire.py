@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppd.servers.ec_redis.reservations import Embedding, Key, Offer
-from ppd.servers.ec_redis.settings import ECSettings, read_settings
+from ppd.servers.ec_redis.settings import read_settings
 from ppd.servers.ec_redis.wire import (
     MOST_CONTROL_BYTES,
     Answer,
@@ -134,20 +134,16 @@ def test_damaged_data_are_refused_or_as_their_shape_says(noise: bytes, at: int, 
 
 
 @pytest.mark.parametrize(
-    ("extra", "environ", "why"),
+    ("extra", "why"),
     [
-        ({}, {}, "redis_url is missing"),
-        ({"redis_url": "redis://x", "redis_timeout_s": 0}, {}, "redis_timeout_s"),
-        ({"redis_url": "redis://x", "max_item_bytes": 1 << 30}, {}, "max_item_bytes"),
-        ({"redis_url": "redis://x", "receive_threads": 0}, {}, "receive_threads"),
-        ({"redis_url": "redis://x", "name": "a b"}, {}, "name"),
-        ({"redis_url": "redis://x", "redis_port": 1}, {}, "redis_port"),
+        ({"redis_timeout_s": 0}, "redis_timeout_s"),
+        ({"max_item_bytes": 1 << 30}, "max_item_bytes"),
+        ({"receive_threads": 0}, "receive_threads"),
+        ({"name": "a b"}, "name"),
+        ({"redis_port": 1}, "redis_port"),
+        ({"transport": 1}, "transport"),
     ],
 )
-def test_a_setting_that_can_not_be_is_named(extra: dict[str, object], environ: dict[str, str], why: str) -> None:
+def test_a_setting_that_can_not_be_is_named(extra: dict[str, object], why: str) -> None:
     with pytest.raises(ValueError, match=f"ec_connector_extra_config: .*{why}"):
-        read_settings(extra, environ)
-
-
-def test_the_url_may_come_from_the_environment() -> None:
-    assert read_settings({"name": "E1"}, {"PPD_EC_REDIS_URL": "redis://x"}) == ECSettings("redis://x", "E1")
+        read_settings(extra)

@@ -9,7 +9,6 @@ import pytest
 
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
-from ppd.servers.ec_redis.settings import read_settings
 from ppd.servers.vllm.launch import CONNECTORS, TINY_ARGS, EngineSpec, command
 
 
@@ -118,7 +117,6 @@ SHARED = {"ec_connector": "ECExampleConnector", "ec_connector_extra_config": {"s
 BY_REDIS = {
     "ec_connector": "RedisECConnector",
     "ec_connector_module_path": "ppd_ec_redis.connector",
-    "ec_connector_extra_config": {"name": "10.0.0.8:8400"},
 }
 
 
@@ -142,12 +140,6 @@ def test_an_encoder_only_encodes(device: str, connector: str, cache: str, config
     assert {"--enforce-eager", "--no-enable-prefix-caching"} <= set(launch.argv)
     assert not {"--kv-transfer-config", "--enable-prefix-caching"} & set(launch.argv)
     assert not [name for name in launch.env if "SIDE_CHANNEL" in name or "BOOTSTRAP" in name]
-
-
-def test_the_names_of_encoders_are_those_that_their_connector_takes() -> None:
-    made = spec(role=Role.ENCODE, host="fd00::1", encoder_cache="redis")
-    name = document(command(made).argv, "--ec-transfer-config")["ec_connector_extra_config"]["name"]
-    assert read_settings({"name": name, "redis_url": "redis://r"}).name == name
 
 
 def test_a_cpu_engine_is_started_by_module_and_stays_on_this_machine() -> None:

@@ -165,18 +165,24 @@ class Upstream:
         await asyncio.sleep(0)  # uvloop writes at the end of its round, which another task may have held up
         left_s = call.expiry.heard_by_s - self.uptime()
         if left_s <= 0:
+            call.phase = Phase.SENT  # whatever has come of an answer meanwhile
             raise call.error(*TOO_OLD)
         call.patience_s = left_s / 2
 
         def look() -> None:
             if call.phase is Phase.SENT and (connection.has_undelivered or not call.has_arrived):
                 call.fail(TOO_OLD)
+                connection.abort()  # an answer that lies there already is not taken either
 
         timer = connection.loop.call_later(left_s, look)
         try:
             yield
         finally:
             timer.cancel()
+        # This loop may have stood still until both the end of the time and an answer were there.
+        if not call.has_arrived and self.uptime() >= call.expiry.heard_by_s:
+            call.phase = Phase.SENT
+            raise call.error(*TOO_OLD)
 
     async def examine(self, exc: LegError, worker: Worker) -> LegError:
         """The failure of a leg on this worker; `worker gone` for a reset where the worker now refuses connections."""

@@ -59,7 +59,7 @@ class WorkerConnection(asyncio.Protocol):
         """Whether the worker's machine has not acknowledged all bytes of the request."""
         if self._transport is None or self.has_unsent:
             return self._transport is not None
-        with contextlib.suppress(OSError):  # it has just been closed
+        with contextlib.suppress(OSError, ValueError):  # it has just been closed
             unacked = fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
             return int.from_bytes(unacked, sys.byteorder) > 0
         return False

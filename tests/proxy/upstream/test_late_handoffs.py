@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
+import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 
 import pytest
+import uvloop
 
+from ppd.proxy import plane
 from ppd.proxy.app.lifespan import UNHEARD_S
 from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Phase
-from ppd.proxy.upstream.call import Call, Expiry, Timeouts
+from ppd.proxy.upstream.call import Answer, Call, Expiry, Timeouts
 from ppd.proxy.upstream.client import Upstream
 from tests.support.scripted_workers import HEAD, PATIENT, WHOLE, deaf, read, says, server, worker
 
@@ -54,13 +59,13 @@ async def test_a_worker_is_doubted_that_was_sent_what_must_not_arrive_late(
 
 
 class Readings:
-    """A clock that says these times, one after the other."""
+    """A clock that says these times, one after the other, and then goes on saying the last one."""
 
     def __init__(self, *times_s: float) -> None:
         self._times_s = list(times_s)
 
     def __call__(self) -> float:
-        return self._times_s.pop(0)
+        return self._times_s.pop(0) if len(self._times_s) > 1 else self._times_s[0]
 
 
 EXPIRY = Expiry(send_by_s=20.0, heard_by_s=28.0)
@@ -96,6 +101,76 @@ async def test_an_answer_to_a_handoff_that_left_late_is_not_taken(upstream: Upst
 
 
 SOON = Expiry(send_by_s=20.0, heard_by_s=20.1)
+
+
+class ThreadedWorker:
+    """Answers one request while the event loop stands still: `stand_still` returns once the answer lies there."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        self.worker = worker(listening.getsockname()[1])
+        self._listening = listening
+        self._stands_still, self._has_answered = threading.Event(), threading.Event()
+        self._answering = asyncio.create_task(asyncio.to_thread(self._answer))
+
+    def stand_still(self, least_s: float = 0.0) -> None:
+        self._stands_still.set()
+        self._has_answered.wait(60.0)
+        time.sleep(least_s)
+
+    async def end(self) -> None:
+        (await self._answering).close()
+
+    def _answer(self) -> socket.socket:
+        connection, _ = self._listening.accept()
+        connection.recv(65536)
+        self._stands_still.wait(60.0)
+        connection.sendall(WHOLE)
+        self._has_answered.set()
+        return connection
+
+
+async def late_answer(expiry: Expiry, found_s: float, *, is_seen_sent: bool) -> LegError:
+    """Of an answer that came while the loop stood still: right after the request was written, or later.
+
+    found_s: the time once it is written, and the loop goes on.
+    """
+    async with AsyncExitStack() as stack:
+        upstream = Upstream(keepalive_s=4.0)
+        stack.push_async_callback(upstream.close)
+        late = ThreadedWorker(stack.enter_context(socket.create_server(("127.0.0.1", 0))))
+        stack.push_async_callback(late.end)
+        upstream.uptime = Readings(19.9, found_s, expiry.heard_by_s)
+        call = Call(late.worker, once=True, expiry=expiry)
+        still = None if is_seen_sent else late.stand_still
+        asking = asyncio.create_task(upstream.ask(call, "/", timeouts=PATIENT, meanwhile=still))
+        if is_seen_sent:
+            await until(lambda: call.patience_s < 60.0)
+            late.stand_still(expiry.heard_by_s - found_s)
+        with pytest.raises(LegError) as failure:
+            (await asking).close()
+        return failure.value
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.SelectorEventLoop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize(("expiry", "found_s", "is_seen_sent"), [(EXPIRY, 28.0, False), (SOON, 20.0, True)])
+def test_so_it_is_where_the_loop_stood_still_until_the_answer_was_there(
+    expiry: Expiry, found_s: float, is_seen_sent: bool, make_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """Who knows when its worker read the handoff? One loop looks at its timers first, the other at its sockets."""
+    with asyncio.Runner(loop_factory=make_loop) as loop:
+        failure = loop.run(late_answer(expiry, found_s, is_seen_sent=is_seen_sent))
+    assert (failure.phase, failure.cause) == (Phase.SENT, Cause.STALE_HANDOFF)
+
+
+@pytest.mark.skipif(not plane.IS_BUILT, reason="its sockets are closed at once")
+async def test_of_a_connection_that_was_just_closed_nothing_is_undelivered() -> None:
+    upstream = Upstream(keepalive_s=4.0, poller=plane.Poller())
+    async with server(says()) as target:
+        connection = await upstream._pool(target).connect(Call(target), 60.0)
+        connection.send(Answer(connection, PATIENT, Call(target), lambda _: None), b"POST / HTTP/1.1", ())
+        connection.abort()
+        assert not connection.has_undelivered
+    await upstream.close()
 
 
 async def test_a_handoff_is_dropped_that_its_worker_may_read_too_late(upstream: Upstream) -> None:

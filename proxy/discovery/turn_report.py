@@ -6,7 +6,6 @@ text. The layout is in docs/protocols.md.
 
 from __future__ import annotations
 
-import math
 from typing import Annotated
 
 import msgspec
@@ -16,7 +15,8 @@ from ..errors import FormatError
 VERSION = 1
 KIND = "turn_report"
 LEGS_LIMIT = 8
-MOST_TOKENS = 1 << 40
+MOST_TOKENS = (1 << 31) - 1  # as of what engines report
+LONGEST_S = 7 * 86_400.0
 
 _Name = Annotated[str, msgspec.Meta(max_length=256)]
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
@@ -71,8 +71,12 @@ def decode(payload: bytes) -> TurnReport:
         raise FormatError(f"turn report: {exc}") from exc
     if report.version != VERSION:
         raise FormatError(f"turn report: version must be {VERSION}")
+    before_s = 0.0
     for name in ("first_token_s", "last_token_s", "ended_s"):
         seconds = getattr(report, name)
-        if seconds is not None and not 0.0 <= seconds < math.inf:
-            raise FormatError(f"turn report: {name} must be a number of seconds")
+        if seconds is None:
+            continue
+        if not before_s <= seconds <= LONGEST_S:
+            raise FormatError(f"turn report: {name} must be {before_s:g} to {LONGEST_S:g} seconds, got {seconds:g}")
+        before_s = seconds
     return report

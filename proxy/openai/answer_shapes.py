@@ -37,7 +37,7 @@ class TokenCounts(msgspec.Struct, frozen=True):
 
 
 _NOTHING = TokenCounts()
-_LARGEST = 2**53  # metrics are floats, which are exact up to here
+_LARGEST = 2**31  # sessions keep what a prompt and its answer are together in 32 bits; no context is as long
 
 
 def usage_of(usage: Usage | None) -> TokenCounts:

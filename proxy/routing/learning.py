@@ -121,10 +121,19 @@ class Learner(ReceiptEnds):
         self._forecasts = state.forecasts
 
     def completed(self, match: SessionMatch, attempt: Attempt, answer: SeenAnswer, now_s: float) -> None:
+        receipt = attempt.receipt
+        receipt.status = 200
+        receipt.finish_reason = answer.summary.finish_reason
+        try:
+            self._learn(match, attempt, answer, now_s)
+        except Exception:
+            # The answer is whole, and its client is to have it, whatever is wrong with what it taught.
+            log.exception("request %s: not all that its answer taught is known", receipt.id)
+        self._close(receipt, "completed", now_s - attempt.started_s)
+
+    def _learn(self, match: SessionMatch, attempt: Attempt, answer: SeenAnswer, now_s: float) -> None:
         receipt, route = attempt.receipt, attempt.decision.route
         summary, token_times_s = answer.summary, answer.token_times_s
-        receipt.status = 200
-        receipt.finish_reason = summary.finish_reason
         if token_times_s is not None:
             self._note_times(receipt, route, attempt.started_s, token_times_s, summary.completion_tokens)
             self._note_predictions(attempt, summary, token_times_s[0], now_s)
@@ -134,7 +143,6 @@ class Learner(ReceiptEnds):
             self._note_usage(match, attempt, answer, now_s)
             if self._engine_caches and attempt.request.choices == 1 and not attempt.is_finished_on_prefill:
                 self._await_events(attempt, now_s)
-        self._close(receipt, "completed", now_s - attempt.started_s)
 
     def assumed(self, match: SessionMatch, attempt: Attempt, reply: PrefixEnd | None, now_s: float) -> None:
         """An answer without usage, or that nobody saw (reply: None): its session goes on by what was estimated."""

@@ -211,8 +211,10 @@ def whole(
 ) -> bytes | LargeBody:
     """What the client gets of an answer that came whole. Learns from it."""
     attempt.has_answered()
-    complete(state, learner, match, attempt, SeenAnswer(opened.observer.summary, opened.reply))
-    attempt.close()
+    try:
+        complete(state, learner, match, attempt, SeenAnswer(opened.observer.summary, opened.reply))
+    finally:
+        attempt.close()
     return opened.first if isinstance(opened.first, bytes) else LargeBody(opened.first)
 
 

@@ -55,7 +55,7 @@ from .session import (
     summary_of,
 )
 from .text_cuts import cuts_of, head_points
-from .token_estimates import decayed_mean
+from .token_estimates import output_mean
 
 __all__ = ["MatchKind", "SessionMatch", "SessionTable", "TurnOutcome"]
 
@@ -124,7 +124,7 @@ class SessionTable:
         before, has_new_head = index_keys(session, kept), kept.head_mask != prompt.chain.head_mask
         units = self._units(match, source, prompt, outcome)
         session.turn = match.turn
-        output_tokens = decayed_mean(session.output_tokens, outcome.completion_tokens, _OUTPUT_DECAY)
+        output_tokens = output_mean(session.output_tokens, outcome.completion_tokens, _OUTPUT_DECAY)
         session.learn(output_tokens, outcome.decode, outcome.prefill, units, outcome.calls_tool)
         kept = session.units
         session.keep_prefixes(self._prefixes(match, source, prompt, outcome, kept))

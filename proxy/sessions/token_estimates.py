@@ -25,6 +25,7 @@ _OUTPUT_DECAY = 0.95
 _NOISE = 0.03  # variance of a turn's relative error where all means are right
 _FORGET = 1.02  # how much a kind's variance grows with each turn that has it: habits change
 _ERROR_LIMIT = 0.5  # of one turn, relative to its size: what an engine reports may be nonsense
+_LEAP = 64.0  # of an answer, above what was expected
 _LEAST_TOKENS = 8.0  # smaller turns count as this: a token more or less says little
 _MOST_TOKENS = 1 << 40  # above any context; an engine may report any integer
 _FIRST_VARIANCES = tuple(400.0 if kind is Kind.START else TYPICAL_TOKENS[kind] ** 2 for kind in Kind)
@@ -91,7 +92,7 @@ class TokenEstimator:
         if added and new_tokens > 0:
             known.learn(added, new_tokens)
         if completion_tokens:
-            known.output_tokens = decayed_mean(known.output_tokens, completion_tokens, _OUTPUT_DECAY)
+            known.output_tokens = output_mean(known.output_tokens, completion_tokens, _OUTPUT_DECAY)
 
     def estimate(self, model: str, added: Mapping[int, int]) -> int:
         """At least 1 for whatever has a unit or a byte."""
@@ -134,5 +135,7 @@ class TokenEstimator:
 _UNKNOWN = _Model()  # never learns
 
 
-def decayed_mean(mean: float | None, value: float, decay: float) -> float:
-    return value if mean is None else mean * decay + value * (1.0 - decay)
+def output_mean(mean: float | None, tokens: float, decay: float) -> float:
+    """Of answers' lengths, with one more. It counts as at most `_LEAP` times what was expected: it may be nonsense."""
+    bounded = min(tokens, _LEAP * max(DEFAULT_OUTPUT_TOKENS, mean or 0.0))
+    return bounded if mean is None else mean * decay + bounded * (1.0 - decay)

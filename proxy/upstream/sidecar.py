@@ -18,7 +18,7 @@ LEGS = b"x-ppd-legs"
 """Of the answer: `SplitLegs` in JSON."""
 NOT_ALLOWED = "prefill_not_allowed"  # code of a 403, and in place of a cause: the sidecar may not ask this P
 MOST_LEGS = 4
-MOST_TOKENS = 1 << 40
+MOST_TOKENS = (1 << 31) - 1  # as of what engines report
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 

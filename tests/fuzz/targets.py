@@ -202,7 +202,7 @@ def relayed(endpoint: Endpoint, edits: Edits, parts: list[bytes]) -> tuple[bytes
 
 def check_counts(summary: AnswerSummary) -> None:
     for count in (summary.prompt_tokens, summary.completion_tokens, summary.cached_tokens):
-        assert count is None or 0 <= count < 2**53
+        assert count is None or 0 <= count < 2**31
 
 
 def depth_of(value: Any) -> int:

@@ -134,10 +134,10 @@ def test_events_of_any_content_are_read_alike_however_they_are_cut(
 def test_what_is_learned_of_any_answer_is_a_count(endpoint: Endpoint, data: st.DataObject) -> None:
     _, summary, _ = relayed(endpoint, Edits(), data.draw(streams(endpoint)), [])
     for count in (summary.prompt_tokens, summary.completion_tokens, summary.cached_tokens):
-        assert count is None or 0 <= count < 2**53
+        assert count is None or 0 <= count < 2**31
 
 
-@pytest.mark.parametrize("count", [-1, 2**53, 10**400])
+@pytest.mark.parametrize("count", [-1, 2**31, 10**400])
 @pytest.mark.parametrize("endpoint", Endpoint)
 def test_a_count_that_is_none_is_no_count(endpoint: Endpoint, count: int) -> None:
     usage = dict.fromkeys(("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens"), count)

@@ -43,9 +43,13 @@ def test_a_report_comes_as_it_was_sent() -> None:
         ({"status": 600}, "status"),
         ({"prompt_tokens": -1}, "prompt_tokens"),
         ({"completion_tokens": 1 << 62}, "completion_tokens"),
+        ({"prompt_tokens": 1 << 31}, "prompt_tokens"),
         ({"first_token_s": -1.0}, "first_token_s"),
         ({"last_token_s": math.nan}, "last_token_s"),
         ({"ended_s": math.inf}, "ended_s"),
+        ({"first_token_s": 1e308, "last_token_s": None, "ended_s": 1e308}, "first_token_s"),
+        ({"first_token_s": 2.0, "last_token_s": 1.0, "ended_s": 3.0}, "last_token_s"),
+        ({"first_token_s": 1.0, "last_token_s": 2.0, "ended_s": 1.5}, "ended_s"),
         ({"failed_legs": FIELDS["failed_legs"] * (LEGS_LIMIT + 1)}, "failed_legs"),
     ],
 )

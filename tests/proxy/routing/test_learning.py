@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from prometheus_client import generate_latest
 
 from ppd.proxy.assembly import new_state
+from ppd.proxy.beliefs.held import Residency
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.connectors.leg import Handoff
 from ppd.proxy.laws.corrections import Figure
@@ -29,6 +30,7 @@ from ppd.proxy.routing.learning import Learner, SeenAnswer
 from ppd.proxy.routing.receipt_notes import JudgedWays
 from ppd.proxy.routing.state import State
 from ppd.proxy.runtime.tasks import Drain
+from ppd.proxy.sessions.table import TurnOutcome
 from ppd.proxy.telemetry.receipts import Receipt, ReceiptLog
 from tests.support.attempts import running
 from tests.support.decisions import D1, D2, NEXT, P2
@@ -160,3 +162,24 @@ def test_answers_and_returns_make_forecasts() -> None:
 
 def chance_of_return(state: State, now_s: float) -> float:
     return state.forecasts.chance_of_return(NEXT.model, 1, calls_tool=False, idle_s=1.0, now_s=now_s)
+
+
+def test_an_answer_that_cannot_be_learnt_from_is_an_answer_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = state_of()
+    monkeypatch.setattr(state.tokens, "learn", lambda *_: 1 / 0)
+    made = attempt_of(state, LOCAL)
+    match = state.sessions.find(made.request.prompt, DECIDED_S)
+    Learner(state, Drain(), None).completed(match, made, SeenAnswer(answered(), ReplyKey(made.request), None), LAST_S)
+    assert (made.receipt.outcome, made.receipt.prompt_tokens) == ("completed", 1040)
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
+
+
+def test_the_largest_counts_that_are_believed_can_be_kept() -> None:
+    """A bit more is no count: `tests/fuzz/test_upstream.py`."""
+    state, most, prompt = state_of(), 2**31 - 1, running(SPLIT).request.prompt
+    held = Residency(D1.id, "i", 2 * most)
+    outcome = TurnOutcome(prompt_tokens=most, completion_tokens=most, decode=held)
+    state.sessions.finish(state.sessions.find(prompt, DECIDED_S), prompt, outcome, LAST_S)
+    assert state.sessions.find(prompt, LAST_S).decode == held

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from ppd.proxy.sessions.text_kinds import Kind
-from ppd.proxy.sessions.token_estimates import DEFAULT_OUTPUT_TOKENS, TokenEstimator, decayed_mean
+from ppd.proxy.sessions.token_estimates import DEFAULT_OUTPUT_TOKENS, TokenEstimator, output_mean
 
 PROSE, JSON = Kind.MARKS_0, Kind.MARKS_40
 Added = dict[int, int]
@@ -151,6 +151,17 @@ def test_the_model_heard_of_longest_ago_gives_way() -> None:
     assert [tokens.estimate(model, {PROSE: 1000}) == 200 for model in ("a", "b", "c")] == [False, True, False]
 
 
-@pytest.mark.parametrize(("mean", "value", "result"), [(None, 8.0, 8.0), (10.0, 20.0, 15.0)])
-def test_the_first_value_is_the_mean(mean: float | None, value: float, result: float) -> None:
-    assert decayed_mean(mean, value, 0.5) == result
+@pytest.mark.parametrize(
+    ("mean", "tokens", "result"),
+    [
+        (None, 8.0, 8.0),
+        (10.0, 20.0, 15.0),
+        (None, 4e9, 64 * 256),
+        (64.0, 4e9, 32 + 32 * 256),
+        (1000.0, 60_000.0, 30_500),
+    ],
+)
+def test_the_first_answer_is_the_mean_and_none_counts_beyond_measure(
+    mean: float | None, tokens: float, result: float
+) -> None:
+    assert output_mean(mean, tokens, 0.5) == result

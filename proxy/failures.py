@@ -165,8 +165,7 @@ def _prefill_rows() -> Iterator[FailureRule]:
 
 def _decode_rows() -> Iterator[FailureRule]:  # before the client's first byte
     c, o, h, s, r = ClientGets, OtherLeg, HandoffEffect, HealthEffect, ResidencyEffect
-    broken, wrong = (Cause.RESET, Cause.MALFORMED), (Cause.MALFORMED, Cause.ERROR_EVENT)
-    gone = (Cause.REFUSED, Cause.WORKER_GONE)
+    broken, gone = (Cause.RESET, Cause.MALFORMED), (Cause.REFUSED, Cause.WORKER_GONE)
     yield _row((_D, _CONNECT, gone), c.ANOTHER_OR_QUEUE, o.REDONE, h.RELEASED, s.OPENED, r.FALLS)
     yield _row((_D, _CONNECT, (Cause.TIMEOUT,)), c.ANOTHER_OR_QUEUE, o.REDONE, h.RELEASED, s.COUNTED)
     # A D that pulls late caches other prompts' KV as this one's: nothing may be released to it, nor asked of it again.
@@ -174,12 +173,14 @@ def _decode_rows() -> Iterator[FailureRule]:  # before the client's first byte
     yield _row((_D, _SENT, (Cause.STALE_HANDOFF,)), c.ANOTHER, o.REDONE, h.LEFT, s.COUNTED)
     yield _row((_D, _ASKED, (Cause.TIMEOUT,)), c.ANOTHER, o.REDONE, h.LEFT, s.PAIR, whole=c.TIMED_OUT)
     yield _row((_D, _ASKED, broken), c.ANOTHER, o.REDONE, h.LEFT, s.COUNTED)
+    # Its engine has failed the request, which it may as well do where it could not get P's KV.
     yield _row((_D, _HEADERS, (Cause.SERVER,)), c.ANOTHER, o.REDONE, h.LEFT, s.PAIR)
+    yield _row((_D, _FIRST, (Cause.ERROR_EVENT,)), c.ANOTHER, o.REDONE, h.LEFT, s.PAIR)
     # A D that refuses a request tells P that its blocks are free, so no other D may read them.
     yield _row((_D, _HEADERS + _FIRST, (Cause.OVERLOADED,)), c.ANOTHER_OR_QUEUE, o.REDONE, h.LEFT, s.PASSED_OVER)
     yield _row((_D, _HEADERS + _FIRST, (Cause.REQUEST,)), c.RELAYED, o.DONE, h.LEFT)
     yield _row((_D, _HEADERS, (Cause.UNKNOWN_MODEL,)), c.ANOTHER, o.REDONE, h.LEFT)
-    yield _row((_D, _FIRST, wrong), c.ANOTHER, o.REDONE, h.LEFT, s.COUNTED)
+    yield _row((_D, _FIRST, (Cause.MALFORMED,)), c.ANOTHER, o.REDONE, h.LEFT, s.COUNTED)
     yield _row((_D, _ASKED, (Cause.WORKER_GONE,)), c.ANOTHER, o.REDONE, h.LEFT, s.OPENED, r.FALLS)
     yield _row((_D, _UNSEEN, (Cause.CLIENT_GONE,)), c.NOTHING, o.DONE, h.TAKEN)
 

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Set
 from typing import Any
 
 from ...connectors import CONNECTORS, can_pair
 from ...connectors.leg import Pair
 from ...connectors.prefill import engine_version, prefill_fields
-from ...errors import LegError
+from ...errors import LegError, PPDError
+from ...failures import ROWS, HandoffEffect, Leg
 from ...fleet.view import WorkerView
-from ...fleet.worker import Role
+from ...fleet.worker import Role, WorkerId
 from ...leg_moves import Legs, LegsEvent, LegsState
 from ...upstream.call import Call, Timeouts
 from ...upstream.client import Upstream
@@ -35,6 +36,7 @@ READ_ON_S = 2.0  # for the rest of P's answer
 READ_TURNS = 8  # rounds of the loop from bytes in a socket to a parsed handoff
 REACHED_S = 1.0  # to connect to the D that is to pull the KV
 TAKEN_S = 10.0  # for its one token
+MOST_TAKERS = 3  # Ds that are asked until one is reached
 
 
 class HandoffRelease:
@@ -43,6 +45,7 @@ class HandoffRelease:
     def __init__(self, state: State, upstream: Upstream) -> None:
         self._registry = state.registry
         self._ledger = state.ledger
+        self._health = state.health
         self._admission = state.admission
         self._metrics = state.metrics
         self._now = state.now
@@ -121,16 +124,35 @@ class HandoffRelease:
             await asyncio.wait({task}, timeout=READ_ON_S)
 
     async def _release(self, attempt: Attempt) -> None:
-        decision, handoff = attempt.decision, attempt.handoff
-        prefill, decode = decision.prefill, self._taker(attempt)
-        assert prefill is not None and handoff is not None, "there is something to release"
-        connector = CONNECTORS[prefill.worker.connector]
-        if decode is None or not connector.needs_handoff:
+        """Asks one D after the other while none has been reached; a D that was may have used the handoff."""
+        assert attempt.decision.prefill is not None and attempt.handoff is not None, "there is something to release"
+        if not CONNECTORS[attempt.decision.prefill.worker.connector].needs_handoff:
             return
+        tried = set[WorkerId]() if attempt.call is None else {attempt.decision.decode.id}
+        for _ in range(MOST_TAKERS):
+            decode = self._taker(attempt, tried)
+            if decode is None:
+                return
+            tried.add(decode.id)
+            try:
+                await self._have_taken(attempt, decode)
+                return
+            except LegError as exc:
+                self._health.leg_failed(Leg.DECODE, exc, decode.id, self._now())
+                log.info("a handoff stays pinned on P unless another D takes it: %s", exc)
+                if ROWS[Leg.DECODE, exc.phase, exc.cause].handoff is not HandoffEffect.RELEASED:
+                    return
+            except PPDError as exc:  # nothing is left to ask with
+                log.info("a handoff stays pinned on P until its lease ends: %s", exc)
+                return
+
+    async def _have_taken(self, attempt: Attempt, decode: WorkerView) -> None:
+        prefill, handoff = attempt.decision.prefill, attempt.handoff
+        assert prefill is not None and handoff is not None, "it is to be taken off P"
         endpoint = attempt.request.endpoint
-        pair = Pair(prefill.worker, decode.worker)
         # D pulls the KV when it begins; one token is the least that it can be asked for.
         least = prefill_fields(endpoint, attempt.request.fields, engine_version(decode.worker.engine_version))
+        connector, pair = CONNECTORS[prefill.worker.connector], Pair(prefill.worker, decode.worker)
         leg = connector.decode_leg(endpoint, least, pair, attempt.leg_id("f"), handoff)
         self._registry.reserve(decode.id, 0)
         try:
@@ -144,27 +166,25 @@ class HandoffRelease:
                 await answer.body()
                 if answer.status == 200:
                     self._ledger.close(attempt.attempt_id)
-        except LegError as exc:
-            log.info("a handoff stays pinned on P until its lease ends: %s", exc)
         finally:
             self._registry.release(decode.id)
 
-    def _taker(self, attempt: Attempt) -> WorkerView | None:
+    def _taker(self, attempt: Attempt, tried: Set[WorkerId]) -> WorkerView | None:
         """The turn's own D unless that was tried, else the least loaded one that can pair with this P or lender.
 
-        An R is asked only where the turn's own is one: others may have no connector, whatever was said of them.
+        Those that fail turns come last. An R is asked only where the turn's own is one: others may have no connector,
+        whatever was said of them.
         """
         prefill, own = attempt.decision.prefill, attempt.decision.decode
+        failing = self._health.breakers.blocked(self._now())
         able = [
             view
             for view in self._registry.views()
             if view.role in (Role.DECODE, own.role) and view.takes_turns(attempt.request.model)
             if prefill is not None and can_pair(prefill.worker, view.worker) and view.id != prefill.id
-            if not view.worker.has_sidecar
+            if not view.worker.has_sidecar and view.id not in tried
         ]
-        if attempt.call is not None:
-            able = [view for view in able if view.id != own.id]
-        return min(able, key=lambda view: (view.id != own.id, view.requests), default=None)
+        return min(able, key=lambda view: (view.id in failing, view.id != own.id, view.requests), default=None)
 
 
 def _leave(attempt: Attempt) -> None:

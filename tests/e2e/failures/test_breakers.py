@@ -197,6 +197,16 @@ async def test_a_wedged_pair_is_found_avoided_and_taken_back_without_a_client_no
         assert await fleet.metric("ppd_handoffs_outstanding") >= 2, "the canaries' own, until their leases end"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_p_whose_kv_nobody_gets_costs_no_turn_and_no_d_its_breaker(start_fleet: Any, stream: bool) -> None:
+    """Its HTTP server and its health are fine; its side channel is closed."""
+    async with start_fleet("P1 P2 D1 D2", **SPLIT) as fleet:
+        fleet.engines["P1"].side_listener.sever()
+        turns = await at_once(24, lambda n: fleet.conversation().say(f"{n} {LONG}", stream=stream))
+        assert {turn.status for turn in turns} == {200}
+        assert {("P1", "D1"), ("P1", "D2")} >= set(states(fleet)) != set()
+
+
 async def test_a_d_that_is_slow_or_overloaded_is_not_the_pairs_fault(
     start_fleet: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

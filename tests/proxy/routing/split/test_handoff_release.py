@@ -3,128 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
-from ppd.proxy.assembly import Proxy, assemble
-from ppd.proxy.config import ProxyConfig
-from ppd.proxy.connectors.leg import Handoff
 from ppd.proxy.errors import LegError
-from ppd.proxy.failures import Cause, Leg, Phase
+from ppd.proxy.failures import Cause, Phase
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.ledger import LegEstimates
-from ppd.proxy.fleet.view import WorkerView
-from ppd.proxy.fleet.worker import Role, Worker
-from ppd.proxy.leg_moves import LegOrder, Legs, LegsEvent
+from ppd.proxy.leg_moves import LegsEvent
 from ppd.proxy.openai.answer import AnswerObserver
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.routing.attempt import Attempt, OpenAnswer
 from ppd.proxy.routing.split.handoff_release import GRACE_S
-from ppd.proxy.settings import Settings
-from ppd.proxy.upstream.call import Call, Expiry
-from tests.support.attempts import decision, running
+from ppd.proxy.upstream.call import Call
+from tests.proxy.routing.split.release_lab import Lab, tell
 from tests.support.requests import parse
 
 pytestmark = pytest.mark.slow
-
-Opening = Callable[[Attempt], Awaitable[OpenAnswer]]
-
-
-class Lab:
-    """A proxy's parts without its server, a P that is only a name, and Ds that write down what they are asked."""
-
-    def __init__(self, proxy: Proxy, stack: AsyncExitStack) -> None:
-        self.proxy = proxy
-        self.asked: dict[str, list[dict[str, Any]]] = {}
-        self.closed: list[str] = []
-        self._stack = stack
-        self.p = self.join("P1", "p:1")
-
-    def join(self, name: str, address: str, connector: str = "nixl", **changes: Any) -> WorkerView:
-        registry = self.proxy.state.registry
-        worker = Worker(
-            role=Role(name[0]),
-            address=address,
-            models=("m",),
-            connector=connector,
-            has_sidecar=bool(changes.get("has_sidecar")),
-        )
-        registry.add_static(worker, 0.0)
-        registry.probed(worker.id, worker, None, 0.0)
-        registry.hold_back(worker.id, bool(changes.get("draining")))
-        view = registry.view(worker.id)
-        assert view is not None
-        return view
-
-    async def decode(self, name: str, *, status: int = 200, **changes: Any) -> WorkerView:
-        asked = self.asked[name] = []
-
-        async def answer(request: web.Request) -> web.Response:
-            asked.append(await request.json())
-            return web.json_response({}, status=status)
-
-        app = web.Application()
-        app.router.add_post("/{path:.*}", answer)
-        server = await self._stack.enter_async_context(TestServer(app))
-        return self.join(name, f"127.0.0.1:{server.port}", **changes)
-
-    def running(self, decode: WorkerView, prefill: WorkerView | None = None) -> Attempt:
-        made = running(decision(Leg.DECODE, prefill or self.p, decode), Leg.PREFILL)
-        made.legs = Legs(LegOrder.P_THEN_D)
-        made.on_close = lambda _: self.closed.append("given back")
-        return made
-
-    def announce(self, made: Attempt) -> None:
-        """P has answered."""
-        tell(made, LegsEvent.HANDED_OVER)
-        made.handoff = Handoff({"remote_request_id": "kv"}, 10, None)
-        self.proxy.state.ledger.open(made.attempt_id, self.proxy.state.now())
-
-    def outstanding(self) -> int:
-        return self.proxy.state.ledger.outstanding(self.proxy.state.now())
-
-    async def leave(self, made: Attempt, opening: Opening, *, after_s: float = 0.0) -> None:
-        """The client leaves while the attempt is under way; then all is wound up."""
-        turn = asyncio.ensure_future(self.proxy.handoff_release.shielded(opening(made), made))  # type: ignore[arg-type]
-        await asyncio.sleep(after_s)
-        turn.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await turn
-        await self.wound_up()
-
-    async def wound_up(self) -> None:
-        await self.proxy.handoff_release.close()
-
-    def fates(self) -> dict[str, float]:
-        samples = (sample for metric in self.proxy.state.metrics.abandoned.collect() for sample in metric.samples)
-        return {sample.labels["fate"]: sample.value for sample in samples if sample.name.endswith("_total")}
-
-
-@pytest.fixture
-async def lab() -> AsyncIterator[Lab]:
-    proxy = assemble(Settings(ProxyConfig(heartbeat_port=0)))
-    async with AsyncExitStack() as stack:
-        yield Lab(proxy, stack)
-        await proxy.handoff_release.close()
-        await proxy.upstream.close()
-        proxy.listener.close()
 
 
 def opened() -> OpenAnswer:
     reply = ReplyKey(parse())
     return OpenAnswer("text/event-stream", b"", AnswerObserver(Endpoint.CHAT, reply), reply, None)
-
-
-def tell(made: Attempt, event: LegsEvent) -> None:
-    assert made.legs is not None
-    made.legs.take(event)
 
 
 def asks_d(made: Attempt) -> None:
@@ -304,73 +207,6 @@ async def test_a_d_that_cannot_be_reached_leaves_the_kv_to_another(lab: Lab, fai
     await lab.wound_up()
     assert [len(lab.asked[name]) for name in ("D1", "D2")] == [0, 1]
     assert (lab.outstanding(), lab.fates()) == (0, {"taken": 1})
-
-
-async def released(lab: Lab, made: Attempt) -> int:
-    lab.announce(made)
-    made.call = Call(made.decision.decode.worker)
-    lab.proxy.handoff_release.release(made)
-    await lab.wound_up()
-    return lab.outstanding()
-
-
-async def test_a_handoff_is_released_to_the_least_loaded_d(lab: Lab) -> None:
-    d1, d2, _ = await lab.decode("D1"), await lab.decode("D2"), await lab.decode("D3")
-    lab.proxy.state.registry.reserve(d2.id, 0)
-    assert await released(lab, lab.running(d1)) == 0
-    assert [len(lab.asked[name]) for name in ("D1", "D2", "D3")] == [0, 0, 1]
-    assert all(view.inflight == (view.id == d2.id) for view in lab.proxy.state.registry.views())
-
-
-async def test_a_handoff_that_is_too_old_is_left_to_its_lease(lab: Lab) -> None:
-    """A D that reads blocks of others keeps them in its cache as those of this prompt."""
-    d1, _ = await lab.decode("D1"), await lab.decode("D2")
-    made = lab.running(d1)
-    made.expiry = Expiry.of(lab.proxy.upstream.uptime() - 20.0, 20.0)
-    assert await released(lab, made) == 1
-    assert lab.asked["D2"] == []
-
-
-@pytest.mark.parametrize(
-    ("lender", "own", "other", "taken"),
-    [("D1", "D2", "D3", True), ("D1", "D2", "R1", False), ("D1", "R1", "R2", True), ("R1", "R2", "D1", True)],
-)
-async def test_what_a_lender_pins_is_released_by_another(
-    lab: Lab, lender: str, own: str, other: str, taken: bool
-) -> None:
-    """An R that no turn has proved to pull is not asked, nor ever the lender itself."""
-    first, second, _ = [await lab.decode(name) for name in (lender, own, other)]
-    assert await released(lab, lab.running(second, first)) == (not taken)
-    assert [len(lab.asked[name]) for name in (lender, own, other)] == [0, 0, int(taken)]
-
-
-@pytest.mark.parametrize(
-    "other",
-    [{"draining": True}, {"connector": "p2p_nccl"}, {"status": 500}, {"has_sidecar": True}],
-    ids=["draining", "unlike", "failing", "behind a sidecar"],
-)
-async def test_a_handoff_that_no_d_takes_waits_for_its_lease(lab: Lab, other: dict[str, Any]) -> None:
-    d1 = await lab.decode("D1")
-    await lab.decode("D2", **other)
-    assert await released(lab, lab.running(d1)) == 1
-
-
-async def test_a_d_that_is_gone_keeps_no_handoff_from_waiting_for_its_lease(lab: Lab) -> None:
-    d1 = await lab.decode("D1")
-    lab.join("D2", "127.0.0.1:1")
-    assert await released(lab, lab.running(d1)) == 1
-    assert not any(view.inflight for view in lab.proxy.state.registry.views())
-
-
-async def test_a_connector_that_pins_nothing_has_nothing_to_release(lab: Lab) -> None:
-    p, d1 = lab.join("P2", "p:2", connector="none"), await lab.decode("D1", connector="none")
-    await lab.decode("D2", connector="none")
-    made = lab.running(d1, p)
-    made.handoff = Handoff({}, 10, None)
-    made.call = Call(d1.worker)
-    lab.proxy.handoff_release.release(made)
-    await lab.wound_up()
-    assert lab.asked["D2"] == []
 
 
 async def test_closing_waits_for_what_is_under_way_and_ends_it(lab: Lab) -> None:

@@ -202,8 +202,13 @@ async def test_a_p_whose_kv_nobody_gets_costs_no_turn_and_no_d_its_breaker(start
     """Its HTTP server and its health are fine; its side channel is closed."""
     async with start_fleet("P1 P2 D1 D2", **SPLIT) as fleet:
         fleet.engines["P1"].side_listener.sever()
-        turns = await at_once(24, lambda n: fleet.conversation().say(f"{n} {LONG}", stream=stream))
-        assert {turn.status for turn in turns} == {200}
+
+        async def ask(number: int) -> tuple[int, bool]:
+            body = {"model": "sim", "messages": [{"role": "user", "content": f"{number} {LONG}"}], "stream": stream}
+            async with fleet.session.post(f"{fleet.base_url}/v1/chat/completions", json=body) as answer:
+                return answer.status, b'"error"' in await answer.read()
+
+        assert {await asking for asking in [asyncio.create_task(ask(number)) for number in range(24)]} == {(200, False)}
         assert {("P1", "D1"), ("P1", "D2")} >= set(states(fleet)) != set()
 
 

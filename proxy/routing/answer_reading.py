@@ -1,4 +1,4 @@
-"""What reads the answering leg's answer: it is made while the worker computes, as the first token would wait for it."""
+"""Makes what reads an answer while the worker computes it, so that the first token does not wait for that."""
 
 from __future__ import annotations
 

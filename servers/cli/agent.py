@@ -122,7 +122,7 @@ def launch_of(options: AgentOptions) -> Launch:
 
 
 def own_end(options: AgentOptions) -> Own:
-    """Of KV transfers, as a launched engine is told it or takes it from its own address."""
+    """The engine's end of KV transfers. A launched engine is told it, or makes the same of its own address."""
     host = options.side_channel_host or options.advertise.rpartition(":")[0] or options.host
     # With the id of the one before, a D that knows that one would wait for it; see `ppd.proxy.health.strangers`.
     engine_id = f"{options.host}:{options.port}-{options.launch_id[:8]}"

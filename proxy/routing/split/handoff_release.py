@@ -37,6 +37,7 @@ READ_TURNS = 8  # rounds of the loop from bytes in a socket to a parsed handoff
 REACHED_S = 1.0  # to connect to the D that is to pull the KV
 TAKEN_S = 10.0  # for its one token
 MOST_TAKERS = 3  # Ds that are asked until one is reached
+AT_ONCE = 32  # handoffs that are taken: a crowd that leaves must not stand before the turns of those who stay
 
 
 class HandoffRelease:
@@ -51,6 +52,7 @@ class HandoffRelease:
         self._now = state.now
         self._upstream = upstream
         self._tasks: set[asyncio.Task[None]] = set()
+        self._places = asyncio.Semaphore(AT_ONCE)
 
     async def shielded(self, opening: Coroutine[Any, Any, OpenAnswer], attempt: Attempt) -> OpenAnswer:
         """The result of `opening`. If the client leaves first, its SPLIT is ended in the background."""
@@ -135,7 +137,8 @@ class HandoffRelease:
                 return
             tried.add(decode.id)
             try:
-                await self._have_taken(attempt, decode)
+                async with self._places:
+                    await self._have_taken(attempt, decode)
                 return
             except LegError as exc:
                 self._health.leg_failed(Leg.DECODE, exc, decode.id, self._now())

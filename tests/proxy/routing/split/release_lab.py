@@ -31,6 +31,7 @@ class Lab:
         self.proxy = proxy
         self.asked: dict[str, list[dict[str, Any]]] = {}
         self.closed: list[str] = []
+        self.at_once = self.most_at_once = 0  # requests that Ds have
         self._stack = stack
         self.p = self.join("P1", "p:1")
 
@@ -54,7 +55,11 @@ class Lab:
         asked = self.asked[name] = []
 
         async def answer(request: web.Request) -> web.Response:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
             asked.append(await request.json())
+            await asyncio.sleep(0)
+            self.at_once -= 1
             return web.json_response({}, status=status)
 
         app = web.Application()

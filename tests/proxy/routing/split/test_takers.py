@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from typing import Any
 
@@ -104,3 +105,15 @@ async def test_a_connector_that_pins_nothing_has_nothing_to_release(lab: Lab) ->
     lab.proxy.handoff_release.release(made)
     await lab.wound_up()
     assert lab.asked["D2"] == []
+
+
+async def test_a_crowd_that_leaves_comes_in_small_groups(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab.proxy.handoff_release, "_places", asyncio.Semaphore(2))
+    d1, _ = await lab.decode("D1"), await lab.decode("D2")
+    for _ in range(12):
+        made = lab.running(d1)
+        lab.announce(made)
+        made.call = Call(d1.worker)
+        lab.proxy.handoff_release.release(made)
+    await lab.wound_up()
+    assert (len(lab.asked["D2"]), lab.most_at_once) == (12, 2)

@@ -109,7 +109,7 @@ class Upstream:
                     raise
                 stale = exc
             fresh = await self._fresh(pool, call, connect_s, stale)
-            return await self._exchange(fresh, call, timeouts, head, parts)
+            return await self._exchange(fresh, call, timeouts, head, parts)  # `meanwhile` has been called
         except BaseException:
             self.forget(call)
             raise

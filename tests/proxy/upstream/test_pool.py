@@ -36,6 +36,15 @@ async def test_a_kept_connection_that_just_closed_is_no_failure(upstream: Upstre
         assert await read(upstream, Call(target)) == b"hi"
 
 
+async def test_what_is_done_meanwhile_is_done_once_however_often_the_request_is_sent(upstream: Upstream) -> None:
+    done = list[Phase]()
+    async with server(closes_the_second()) as target:
+        assert await read(upstream, Call(target)) == b"hi"
+        call = Call(target)
+        answer = await upstream.ask(call, "/", timeouts=PATIENT, meanwhile=lambda: done.append(call.phase))
+        assert (await answer.body(), done) == (b"hi", [Phase.SENT])
+
+
 @pytest.mark.parametrize(
     ("works_s", "part", "may_resend", "asked"),
     [(0.0, b"", True, 3), (0.0, b"", False, 2), (2 * STALE_S, b"", True, 2), (0.0, b"HTTP/1.1 2", True, 2)],

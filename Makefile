@@ -92,8 +92,8 @@ types: $(READY)
 # Properties are checked on fewer examples than `make test` has for them.
 # Two processes that each collect and import a half need a fifth less than xdist's, which each collect all.
 quick: quick-proxy quick-rest
-quick-proxy: HALF := tests/proxy tests/benchmarks
-quick-rest: HALF := tests --ignore tests/proxy --ignore tests/benchmarks
+quick-proxy: HALF := tests/proxy
+quick-rest: HALF := tests --ignore tests/proxy
 quick-proxy quick-rest: $(READY)
 	$(PYTEST) -q -m "not e2e and not wheel and not vllm and not alone and not slow" --hypothesis-profile quick $(QUICK) $(HALF)
 

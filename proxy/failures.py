@@ -77,7 +77,9 @@ class OtherLeg(StrEnum):
 class HandoffEffect(StrEnum):
     NONE = "there is none"
     ABORTED = "P is told to abort; if it announces one all the same, D takes it"
-    RELEASED = "another D is asked for one token and takes it, of up to three; else P keeps the KV until the lease ends"
+    RELEASED = (
+        "up to three other D are asked for a token until one is reached; else P keeps the KV until the lease ends"
+    )
     TAKEN = "D takes it, or frees it when it is told to abort"
     LEFT = "never used again; counted as outstanding until its lease ends"
 

@@ -18,7 +18,7 @@ import msgspec
 
 from ..fleet.worker import PairingKind, Worker
 from ..leg_moves import LegOrder
-from ..openai.answer_shapes import Usage, usage_of
+from ..openai.answer_shapes import MOST_TOKENS, Usage, usage_of
 from ..openai.body_members import decoded, encoded, without_nan
 from ..openai.request import Endpoint, Fields
 from ..readback.handles import NOT_A_PREFIX
@@ -257,7 +257,7 @@ def _reachable(params: dict[str, msgspec.Raw], values: dict[str, Any], address: 
 
 def _count(values: dict[str, Any], name: str) -> int | None:
     value = values.get(name)
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None
 
 
 def _value(params: dict[str, msgspec.Raw], name: str) -> Any:

@@ -39,16 +39,17 @@ class Strangers:
         self._met: dict[Meeting, str] = {}  # the incarnation of P that D knows; the newest last
 
     def came(self, view: WorkerView, begins: bool) -> None:
-        """A worker begins, as it is new there or up again, or is only told of in other words.
+        """A worker begins, as it is new there or up again; or only its description has changed.
 
-        Nobody says whether these are of the engine that is there or of the next one, so no D has met it by them.
+        Nobody says whether that is of the engine that is there or of the next one, so no D meets it by that.
         """
-        if not knows_engines_for_good(view.worker.connector):
-            return
         if pinned_engine(view.worker) and not _tells_its_start(view):
             return
-        is_there = self._registry.engine
-        self.pairs = frozenset(pair for pair in self.pairs if view.id not in pair and all(map(is_there, pair)))
+        if self.pairs:
+            is_there = self._registry.engine
+            self.pairs = frozenset(pair for pair in self.pairs if view.id not in pair and all(map(is_there, pair)))
+        if not knows_engines_for_good(view.worker.connector):
+            return
         views = self._registry.views()
         decodes, prefills = ((view,), views) if view.role is Role.DECODE else (views, (view,))
         if begins:

@@ -37,7 +37,8 @@ class TokenCounts(msgspec.Struct, frozen=True):
 
 
 _NOTHING = TokenCounts()
-_LARGEST = 2**31  # sessions keep what a prompt and its answer are together in 32 bits; no context is as long
+MOST_TOKENS = 2**31 - 1
+"""What an engine is believed: sessions keep a prompt and its answer together in 32 bits, and no context is as long."""
 
 
 def usage_of(usage: Usage | None) -> TokenCounts:
@@ -54,11 +55,11 @@ def usage_of(usage: Usage | None) -> TokenCounts:
         prompt = usage.input_tokens + (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
     if completion is None:
         completion = usage.output_tokens
-    if prompt is not None and not 0 <= prompt < _LARGEST:
+    if prompt is not None and not 0 <= prompt <= MOST_TOKENS:
         prompt = None
-    if completion is not None and not 0 <= completion < _LARGEST:
+    if completion is not None and not 0 <= completion <= MOST_TOKENS:
         completion = None
-    if cached is not None and not 0 <= cached < _LARGEST:
+    if cached is not None and not 0 <= cached <= MOST_TOKENS:
         cached = None
     return TokenCounts(prompt, completion, cached)
 

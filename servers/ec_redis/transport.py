@@ -1,4 +1,4 @@
-"""How messages travel: six methods and `connect`, so that another transport is one more file, anywhere."""
+"""How messages travel: six methods, `close` and `connect`, so that another transport is one more file, anywhere."""
 
 from __future__ import annotations
 

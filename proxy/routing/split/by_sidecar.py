@@ -1,7 +1,7 @@
 """A SPLIT that a sidecar runs: the proxy asks it once, and goes by what the answer's head tells of P.
 
-What the sidecar says is about the way from its P to its engine, so what is lost there counts against the pair. Only the
-engine's own answers, and the connection to the sidecar, count against D.
+What the sidecar says is about the way from its P to its engine, so what is lost there counts against the pair, as an
+error does that the engine answers with. The connection to the sidecar, and answers that are none, count against D.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from ...connectors import CONNECTORS, can_pair
 from ...connectors.leg import Pair
 from ...connectors.prefill import engine_version, prefill_fields
 from ...errors import LegError, PPDError
-from ...failures import ROWS, HandoffEffect, Leg
+from ...failures import ROWS, HandoffEffect, HealthEffect, Leg
 from ...fleet.view import WorkerView
 from ...fleet.worker import Role, WorkerId
 from ...leg_moves import Legs, LegsEvent, LegsState
@@ -131,23 +131,26 @@ class HandoffRelease:
         if not CONNECTORS[attempt.decision.prefill.worker.connector].needs_handoff:
             return
         tried = set[WorkerId]() if attempt.call is None else {attempt.decision.decode.id}
-        for _ in range(MOST_TAKERS):
-            decode = self._taker(attempt, tried)
-            if decode is None:
-                return
-            tried.add(decode.id)
-            try:
-                async with self._places:
-                    await self._have_taken(attempt, decode)
-                return
-            except LegError as exc:
-                self._health.leg_failed(Leg.DECODE, exc, decode.id, self._now())
-                log.info("a handoff stays pinned on P unless another D takes it: %s", exc)
-                if ROWS[Leg.DECODE, exc.phase, exc.cause].handoff is not HandoffEffect.RELEASED:
+        async with self._places:
+            for _ in range(MOST_TAKERS):
+                decode = self._taker(attempt, tried)
+                if decode is None:
                     return
-            except PPDError as exc:  # nothing is left to ask with
-                log.info("a handoff stays pinned on P until its lease ends: %s", exc)
-                return
+                tried.add(decode.id)
+                asked_s = self._now()
+                try:
+                    await self._have_taken(attempt, decode)
+                    return
+                except LegError as exc:
+                    log.info("a handoff stays pinned on P unless another D takes it: %s", exc)
+                    row = ROWS[Leg.DECODE, exc.phase, exc.cause]
+                    if row.health is HealthEffect.OPENED:  # a time-out proves little: turns have longer ones
+                        self._health.leg_failed(Leg.DECODE, exc, decode.id, asked_s)
+                    if row.handoff is not HandoffEffect.RELEASED:
+                        return
+                except PPDError as exc:  # nothing is left to ask with
+                    log.info("a handoff stays pinned on P until its lease ends: %s", exc)
+                    return
 
     async def _have_taken(self, attempt: Attempt, decode: WorkerView) -> None:
         prefill, handoff = attempt.decision.prefill, attempt.handoff

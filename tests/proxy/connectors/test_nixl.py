@@ -111,6 +111,7 @@ def test_a_handoff_says_what_it_covers(make_pair: MakePair) -> None:
         (without("remote_prefill_cached_tokens"), 734, 500),
         ({**PARAMS, "remote_prefill_cached_tokens": None, "remote_num_tokens": "734"}, 0, 500),
         ({**PARAMS, "remote_prefill_cached_tokens": 0}, 734, 0),
+        ({**PARAMS, "remote_prefill_cached_tokens": 2**31}, 734, 500),
     ],
 )
 def test_older_engines_leave_counts_out(

@@ -130,6 +130,14 @@ def test_a_process_that_has_just_started_finds_the_same() -> None:
     assert newcomer.play("p3").strangers.pairs == PAIR
 
 
+def test_a_pair_that_hands_over_in_another_way_is_none_any_more() -> None:
+    fleet = Fleet().play("p1 d1 p2")
+    fleet.connector = "nixl"
+    fleet.add("p:1", Role.PREFILL)
+    fleet.add("d:1", Role.DECODE)
+    assert fleet.strangers.pairs == set()
+
+
 def test_pairs_of_those_who_have_left_are_forgotten() -> None:
     fleet = Fleet().play("p1 d1 p2 pgone")
     fleet.add("p:2", Role.PREFILL, "other")

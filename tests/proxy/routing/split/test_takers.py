@@ -109,11 +109,15 @@ async def test_a_connector_that_pins_nothing_has_nothing_to_release(lab: Lab) ->
 
 async def test_a_crowd_that_leaves_comes_in_small_groups(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab.proxy.handoff_release, "_places", asyncio.Semaphore(2))
-    d1, _ = await lab.decode("D1"), await lab.decode("D2")
+    d1, gone = await lab.decode("D1"), lab.join("D2", "127.0.0.1:1")
+    await lab.decode("D3"), await lab.decode("D4")
     for _ in range(12):
         made = lab.running(d1)
         lab.announce(made)
         made.call = Call(d1.worker)
         lab.proxy.handoff_release.release(made)
     await lab.wound_up()
-    assert (len(lab.asked["D2"]), lab.most_at_once) == (12, 2)
+    asked = [len(lab.asked[name]) for name in ("D3", "D4")]
+    assert sum(asked) == 12 and min(asked) > 0, "each goes to the D that is the least loaded when its turn comes"
+    assert lab.most_at_once <= 2
+    assert gone.id in lab.proxy.state.health.breakers.blocked(lab.proxy.state.now())

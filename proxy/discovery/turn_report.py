@@ -11,11 +11,11 @@ from typing import Annotated
 import msgspec
 
 from ..errors import FormatError
+from ..openai.answer_shapes import MOST_TOKENS
 
 VERSION = 1
 KIND = "turn_report"
 LEGS_LIMIT = 8
-MOST_TOKENS = (1 << 31) - 1  # as of what engines report
 LONGEST_S = 7 * 86_400.0
 
 _Name = Annotated[str, msgspec.Meta(max_length=256)]

@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 
 from ..failures import Cause, Leg, Phase
+from ..openai.answer_shapes import MOST_TOKENS
 
 PREFILLER = "x-prefiller-host-port"
 """Of the request: host and port of the P; llm-d's name."""
@@ -18,7 +19,6 @@ LEGS = b"x-ppd-legs"
 """Of the answer: `SplitLegs` in JSON."""
 NOT_ALLOWED = "prefill_not_allowed"  # code of a 403, and in place of a cause: the sidecar may not ask this P
 MOST_LEGS = 4
-MOST_TOKENS = (1 << 31) - 1  # as of what engines report
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 

@@ -93,7 +93,6 @@ def replace_incarnation(worker: Worker, incarnation: str) -> Worker:
         ("p1 d1 p- d- d1 p2", True),
         ("p1 d1 p2 dgone d2", False),
         ("p1 d1 p- d2 p1 p2", True),  # the second D has met the first P since it is up again
-        ("p1 d1 p- d2 p2", False),
         ("p1 d1 d- p2 d1", True),
         ("p1 d1 d- p2 d2", False),
         ("p1 d1 d- d2 p2 p3", True),

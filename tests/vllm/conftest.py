@@ -21,6 +21,7 @@ from ppd.servers.fleet.process import EngineProcess
 from ppd.servers.vllm.cpu_install import ensure, unsupported_reason
 from ppd.servers.vllm.launch import TINY_NAME, EngineSpec, Launch, command
 from ppd.servers.vllm.tiny_model import ensure_model
+from tests.support.engine_nursery import Born, nursery
 from tests.support.fleet import proxy_before
 from tests.support.proxy import ProxyClient
 
@@ -107,11 +108,12 @@ class VllmFleet(StreamClient):
     specs: dict[Role, EngineSpec] = field(default_factory=dict)
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     env: dict[str, str] = field(default_factory=dict)  # of the engines, beside their specs'
+    born: Born = field(kw_only=True)
 
     async def start_again(self, role: Role) -> None:
         """Another process at the address of one that was killed; its cache is empty."""
         log_path = self.engines[role].log_path.with_name(f"{role}-again.log")
-        process = EngineProcess(with_env(command(self.specs[role]), self.env), log_path, name=role)
+        process = EngineProcess(self.born(with_env(command(self.specs[role]), self.env)), log_path, name=role)
         self.engines[role] = await self.stack.enter_async_context(process)
         await process.wait_healthy(self.urls[role], timeout_s=START_S)
 
@@ -182,8 +184,19 @@ def tiny_spec() -> Callable[[Role], EngineSpec]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def fleet(
+async def born(
     tiny_spec: Callable[[Role], EngineSpec], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Born]:
+    """The launch of an engine that starts in seconds, in place of the usual one."""
+    async with nursery(command(tiny_spec(Role.PREFILL)), tmp_path_factory.mktemp("nursery")) as by_nursery:
+        yield by_nursery
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def fleet(
+    tiny_spec: Callable[[Role], EngineSpec],
+    born: Born,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[VllmFleet]:
     logs = tmp_path_factory.mktemp("engines")
     async with AsyncExitStack() as stack:
@@ -192,9 +205,9 @@ async def fleet(
             spec = tiny_spec(role)
             specs[role] = spec = replace(spec, reads_back=role in READS_BACK, keeps_s=KEEPS_S)
             urls[role] = f"http://{spec.address}"
-            process = EngineProcess(command(spec), logs / f"{role}.log", name=role)
+            process = EngineProcess(born(command(spec)), logs / f"{role}.log", name=role)
             engines[role] = await stack.enter_async_context(process)
         await asyncio.gather(*(engines[role].wait_healthy(urls[role], timeout_s=START_S) for role in ROLES))
         addresses = [(role, spec.address) for role, spec in specs.items()]
         async with proxy_before(addresses, limit_s=60, mode=Mode.ALWAYS_LOCAL) as running:
-            yield VllmFleet(*running, TINY_NAME, engines, urls, specs, stack)
+            yield VllmFleet(*running, TINY_NAME, engines, urls, specs, stack, born=born)

@@ -30,6 +30,7 @@ from ppd.servers.vllm.encoder_parts import ensure_parts
 from ppd.servers.vllm.launch import TINY_ARGS, TINY_NAME, EngineSpec, Launch, command
 from ppd.servers.vllm.tiny_llava import ensure_llava
 from tests.servers.ec_redis.redis_server import RedisServer
+from tests.support.engine_nursery import Born
 from tests.support.proxy import ProxyClient, running_proxy
 
 in_session = pytest.mark.asyncio(loop_scope="session")
@@ -126,7 +127,7 @@ def engine(
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+async def pair(born: Born, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
     if reason := unsupported_reason():
         pytest.skip(f"real vLLM is not tested here: {reason}")
     environment = ensure(print)
@@ -138,6 +139,7 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
         for name, ec_role, args in (("E1", "ec_producer", ()), ("PD1", "ec_consumer", WORKER_APART)):
             short = name.rstrip("1")
             urls[short], launch = engine(name, ec_role, args, server.url, environment, parts)
+            launch = launch if short == "E" else born(launch)  # E's own process is to be stopped
             process = EngineProcess(launch, folder / f"{name}.log", name=name)
             processes[short] = await stack.enter_async_context(process)
         await asyncio.gather(*(processes[name].wait_healthy(urls[name], timeout_s=START_S) for name in urls))

@@ -23,6 +23,7 @@ from ppd.servers.vllm.encoder_parts import ensure_parts
 from ppd.servers.vllm.launch import TINY_NAME, command
 from ppd.servers.vllm.tiny_llava import ensure_llava
 from tests.servers.ec_redis.redis_server import RedisServer
+from tests.support.engine_nursery import Born
 from tests.support.proxy import ProxyClient, Turn, running_proxy
 from tests.vllm.conftest import START_S, with_env
 from tests.vllm.test_ec_redis import QUESTION, image, pushes, redis_cache
@@ -56,24 +57,26 @@ class Engines:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engines]:
+async def engines(born: Born, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engines]:
     """Over files."""
     shared = tmp_path_factory.mktemp("embeddings")  # a folder an item
     cache = {"ec_connector": "ECExampleConnector", "ec_connector_extra_config": {"shared_storage_path": str(shared)}}
-    async with started(tmp_path_factory.mktemp("engines"), cache) as (session, addresses):
+    async with started(tmp_path_factory.mktemp("engines"), cache, born) as (session, addresses):
         yield Engines(session, addresses, lambda: sum(1 for _ in shared.rglob("*.safetensors")))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def over_redis(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engines]:
+async def over_redis(born: Born, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engines]:
     folder = tmp_path_factory.mktemp("over-redis")
     with RedisServer(folder) as server:
-        async with started(folder, redis_cache(server.url)) as (session, addresses):
+        async with started(folder, redis_cache(server.url), born) as (session, addresses):
             yield Engines(session, addresses, lambda: pushes(server.url))
 
 
 @asynccontextmanager
-async def started(folder: Path, cache: dict[str, Any]) -> AsyncIterator[tuple[aiohttp.ClientSession, dict[str, str]]]:
+async def started(
+    folder: Path, cache: dict[str, Any], born: Born
+) -> AsyncIterator[tuple[aiohttp.ClientSession, dict[str, str]]]:
     """E, P and D. cache: what `--ec-transfer-config` says of the encoders' cache."""
     if reason := unsupported_reason():
         pytest.skip(f"real vLLM is not tested here: {reason}")
@@ -84,7 +87,7 @@ async def started(folder: Path, cache: dict[str, Any]) -> AsyncIterator[tuple[ai
         for name, role in (("E", Role.REPLICA), ("P", Role.PREFILL), ("D", Role.DECODE)):
             spec = tiny_engine(role, model, environment.python, *encoder_args(name, cache))
             spec = replace(spec, connector="none" if name == "E" else spec.connector)
-            launch = with_env(command(spec), {"PYTHONPATH": str(parts)})
+            launch = born(with_env(command(spec), {"PYTHONPATH": str(parts)}))
             process = EngineProcess(launch, folder / f"{name}.log", name=name)
             processes[name] = await stack.enter_async_context(process)
             addresses[name] = spec.address

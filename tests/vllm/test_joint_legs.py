@@ -21,6 +21,7 @@ from ppd.servers.vllm.cpu_install import ensure, unsupported_reason
 from ppd.servers.vllm.launch import TINY_NAME, command
 from ppd.servers.vllm.mooncake_parts import ensure_mooncake, environment_of
 from ppd.servers.vllm.tiny_model import ModelShape, ensure_model
+from tests.support.engine_nursery import Born, nursery
 from tests.support.fleet import has_work
 from tests.support.proxy import ProxyClient, running_proxy
 from tests.vllm.conftest import START_S, VllmFleet, with_env
@@ -34,22 +35,27 @@ LEASE_S = 60.0  # twice that of NIXL, after which P frees what a dead D cannot s
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=["nixl_push", "mooncake"])
-async def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmFleet]:
+async def pair(
+    request: pytest.FixtureRequest, born: Born, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[VllmFleet]:
     """P, D and a proxy that keeps later turns on D."""
     async with AsyncExitStack() as stack:
-        yield await start(stack, request.param, tmp_path_factory.mktemp(request.param))
+        yield await start(stack, request.param, born, tmp_path_factory.mktemp(request.param))
 
 
-async def start(stack: AsyncExitStack, connector: str, logs: Path) -> VllmFleet:
+async def start(stack: AsyncExitStack, connector: str, born: Born, logs: Path) -> VllmFleet:
     if reason := unsupported_reason():
         pytest.skip(f"real vLLM is not tested here: {reason}")
     environment = ensure(print)
     model = ensure_model(environment)
     needs = environment_of(ensure_mooncake(environment, print)) if connector == "mooncake" else {}
+    if needs:
+        usual = with_env(command(tiny_engine(Role.PREFILL, model, environment.python)), needs)
+        born = await stack.enter_async_context(nursery(usual, logs))
     engines, urls, specs = {}, {}, {}
     for role in (Role.PREFILL, Role.DECODE):
         spec = replace(tiny_engine(role, model, environment.python), connector=connector)
-        process = EngineProcess(with_env(command(spec), needs), logs / f"{role}.log", name=role)
+        process = EngineProcess(born(with_env(command(spec), needs)), logs / f"{role}.log", name=role)
         engines[role] = await stack.enter_async_context(process)
         specs[role], urls[role] = spec, f"http://{spec.address}"
     await asyncio.gather(*(engines[role].wait_healthy(urls[role], timeout_s=START_S) for role in urls))
@@ -63,7 +69,7 @@ async def start(stack: AsyncExitStack, connector: str, logs: Path) -> VllmFleet:
         running_proxy(workers=workers, mode=Mode.ALWAYS_LOCAL, probe_interval_s=0.5)
     )
     await ProxyClient(*running).until(lambda: up(running[0]) == 2, START_S)
-    return VllmFleet(*running, TINY_NAME, engines, urls, specs, stack, needs)
+    return VllmFleet(*running, TINY_NAME, engines, urls, specs, stack, needs, born=born)
 
 
 def up(proxy: Any) -> int:

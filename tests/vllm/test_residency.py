@@ -29,6 +29,7 @@ from ppd.proxy.fleet.worker import Role, WorkerId
 from ppd.servers.fleet.ports import free_ports
 from ppd.servers.fleet.process import EngineProcess
 from ppd.servers.vllm.launch import TINY_ARGS, TINY_NAME, EngineSpec, command
+from tests.support.engine_nursery import Born
 from tests.support.fleet import proxy_before
 from tests.support.proxy import ADMIN_KEY, Chat, ProxyClient
 
@@ -56,11 +57,12 @@ class TightEngine:
     stack: AsyncExitStack
     logs: Path
     process: EngineProcess
+    born: Born
     starts: int = 0
 
     async def start(self) -> None:
         self.starts += 1
-        process = EngineProcess(command(self.spec), self.logs / f"tight-{self.starts}.log", name="tight")
+        process = EngineProcess(self.born(command(self.spec)), self.logs / f"tight-{self.starts}.log", name="tight")
         self.process = await self.stack.enter_async_context(process)
         await process.wait_healthy(f"http://{self.spec.address}", timeout_s=600)
 
@@ -143,7 +145,9 @@ class Sessions(ProxyClient):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def engine(
-    tiny_spec: Callable[[Role], EngineSpec], tmp_path_factory: pytest.TempPathFactory
+    tiny_spec: Callable[[Role], EngineSpec],
+    born: Born,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[TightEngine]:
     events, replay = free_ports(2)
     spec = replace(
@@ -154,7 +158,7 @@ async def engine(
     )
     logs = tmp_path_factory.mktemp("tight")
     async with AsyncExitStack() as stack:
-        tight = TightEngine(spec, stack, logs, EngineProcess(command(spec), logs / "none.log"))
+        tight = TightEngine(spec, stack, logs, EngineProcess(command(spec), logs / "none.log"), born)
         await tight.start()
         yield tight
 

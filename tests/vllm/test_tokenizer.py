@@ -21,6 +21,7 @@ from ppd.proxy.tokenizer.token_worker import Ask, Tokenized, tokenized
 from ppd.servers.fleet.ports import free_ports
 from ppd.servers.fleet.process import EngineProcess
 from ppd.servers.vllm.launch import TINY_ARGS, TINY_NAME, EngineSpec, command
+from tests.support.engine_nursery import Born
 from tests.support.fleet import proxy_before
 from tests.support.proxy import ProxyClient
 
@@ -105,7 +106,9 @@ def own_tokens(folder: str, endpoint: Endpoint, body: dict[str, Any]) -> Tokeniz
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def engine(
-    tiny_spec: Callable[[Role], EngineSpec], tmp_path_factory: pytest.TempPathFactory
+    tiny_spec: Callable[[Role], EngineSpec],
+    born: Born,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[EngineSpec]:
     events, replay = free_ports(2)
     spec = replace(
@@ -114,7 +117,7 @@ async def engine(
         kv_replay_port=replay,
         extra_args=(*TINY_ARGS, *RENDERS),
     )
-    process = EngineProcess(command(spec), tmp_path_factory.mktemp("tokens") / "engine.log", name="tokens")
+    process = EngineProcess(born(command(spec)), tmp_path_factory.mktemp("tokens") / "engine.log", name="tokens")
     async with process:
         await process.wait_healthy(f"http://{spec.address}", timeout_s=600)
         yield spec

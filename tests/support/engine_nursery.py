@@ -1,0 +1,35 @@
+"""Real vLLM engines of the tests, started in seconds: see `nursery_program`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from ppd.servers.fleet.process import EngineProcess
+from ppd.servers.vllm.launch import Launch
+
+PROGRAM = Path(__file__).with_name("nursery_program.py")
+READ_AT_LOAD = "LD_LIBRARY_PATH"  # when a program starts, too early for a fork
+
+Born = Callable[[Launch], Launch]
+
+
+@asynccontextmanager
+async def nursery(usual: Launch, folder: Path) -> AsyncIterator[Born]:
+    """Yields what makes of an engine's usual launch one by way of the nursery. usual: of any of these engines."""
+    socket = folder / "socket"
+
+    def by(step: str, launch: Launch, *program: str) -> Launch:
+        return Launch((launch.argv[0], "-P", str(PROGRAM), step, str(socket), *program), launch.env)
+
+    def born(launch: Launch) -> Launch:
+        assert launch.env.get(READ_AT_LOAD) == usual.env.get(READ_AT_LOAD), "it needs a nursery of its own"
+        return by("start", launch, *launch.argv[2:])  # python -m MODULE ARGS...
+
+    async with EngineProcess(by("serve", usual), folder / "nursery.log", name="nursery") as process:
+        while not socket.exists():
+            assert process.is_running, process.log_tail()
+            await asyncio.sleep(0.05)
+        yield born

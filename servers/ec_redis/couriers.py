@@ -56,20 +56,31 @@ class Contact:
             self._down_since_s = None
         self.warn("the encoder cache's transport answers again")
 
-    def failed(self, why: TransportDown) -> None:
+    def failed(self, exc: Exception) -> None:
+        """exc: of others than ours only the class is told, as its text may hold credentials."""
         with self._lock:
             if self._down_since_s is not None:
                 return
             self._down_since_s = self._now()
+        why = str(exc) if isinstance(exc, TransportDown) else type(exc).__name__
         self.warn("the encoder cache's transport does not answer, engines encode for themselves: %s", why)
 
 
 class Couriers:
     """The threads of one engine; `close` ends them. What could not be sent within `stale_s` is dropped."""
 
-    def __init__(self, contact: Contact, *, stale_s: float, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        contact: Contact,
+        *,
+        stale_s: float,
+        now: Callable[[], float] = time.monotonic,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        """retry_s: until a receiver that has failed asks again."""
         self._contact = contact
         self._stale_s = stale_s
+        self._retry_s = retry_s
         self._now = now
         self._closing = threading.Event()
         self._unsent: queue.Queue[Sending | None] = queue.Queue(MOST_UNSENT)
@@ -122,7 +133,7 @@ class Couriers:
                 if self._now() <= one.until_s:
                     one.operation()
                     self._contact.succeeded()
-            except TransportDown as exc:
+            except Exception as exc:  # whatever a transport raises, the next message may get through
                 self._contact.failed(exc)
             finally:
                 one.after()
@@ -131,10 +142,12 @@ class Couriers:
         while not self._closing.is_set():
             try:
                 message = fetch()
+                if not isinstance(message, bytes | None):
+                    raise TransportDown(f"a message is a {type(message).__name__}, not bytes")
                 self._contact.succeeded()
-            except TransportDown as exc:
+            except Exception as exc:
                 self._contact.failed(exc)
-                self._closing.wait(RETRY_S)
+                self._closing.wait(self._retry_s)
                 continue
             if message is not None:
                 try:

@@ -144,6 +144,37 @@ def test_what_is_stale_or_beyond_the_queue_is_over_without_being_sent(clock: Fak
     assert did == ["sent"]
 
 
+@pytest.mark.parametrize(
+    "fault", [ConnectionError("redis://user:secret@host"), KeyError(), TransportDown("there"), "text", 17], ids=repr
+)
+def test_whatever_a_transport_does_the_next_message_gets_through_and_no_secret_is_logged(
+    fault: object, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    couriers = Couriers(Contact(clock), stale_s=1.0, now=clock, retry_s=0.0)
+    came, sent, taken = iter([fault, b"message"]), threading.Event(), threading.Event()
+
+    def fetch() -> bytes | None:
+        one = next(came, None)
+        if isinstance(one, Exception):
+            raise one
+        return one  # type: ignore[return-value]  # which a transport should not do
+
+    def fail() -> None:
+        raise fault if isinstance(fault, Exception) else TypeError
+
+    def take(message: bytes) -> None:
+        assert message == b"message"
+        taken.set()
+
+    couriers.receive_with(1, fetch, take, "messages")
+    couriers.send(fail)
+    couriers.send(sent.set)
+    couriers.send_with(1)
+    assert taken.wait(20) and sent.wait(20)
+    couriers.close(20)
+    assert "does not answer" in caplog.text and "secret" not in caplog.text
+
+
 @contextmanager
 def over_redis(url: str, timeout_s: float) -> Iterator[tuple[Producer, Consumer]]:
     told = ECSettings(redis_url=url, redis_timeout_s=timeout_s)

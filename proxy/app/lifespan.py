@@ -52,7 +52,7 @@ def start(proxy: Proxy) -> Background:
 async def close(proxy: Proxy, background: Background) -> None:
     await background.close()
     await proxy.membership.close()
-    await proxy.handoff_release.close()
+    await proxy.handoff_release.close(proxy.drain.left_s(proxy.settings.config.shutdown_timeout_s))
     proxy.listener.close()
     await proxy.event_subscriber.close()
     await proxy.upstream.close()

@@ -74,9 +74,11 @@ RETRY_AFTER_S = 5.0
 class Drain:
     """Once begun, new turns are refused and those under way go on; it never ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.is_announced = False  # to load balancers; turns may still be taken
+        self._now = now
         self._begun = asyncio.Event()
+        self._begun_s = 0.0
         self.is_cut = False  # the time limit is over: the proxy closes connections, their clients do not
 
     @property
@@ -88,7 +90,12 @@ class Drain:
 
     def begin(self) -> None:
         self.announce()
+        self._begun_s = self._now()
         self._begun.set()
+
+    def left_s(self, limit_s: float) -> float:
+        """Of what a drain may take; 0 where none has begun."""
+        return max(0.0, self._begun_s + limit_s - self._now()) if self.is_draining else 0.0
 
     async def wait(self) -> None:
         await self._begun.wait()

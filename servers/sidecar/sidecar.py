@@ -181,7 +181,7 @@ async def serve(sidecar: Sidecar, listening: socket.socket, stop: asyncio.Event)
         background.start("certificates", lambda: sidecar.tls.watch(sidecar.state.metrics.reloaded))
         yield
         await background.close()
-        await sidecar.handoff_release.close()
+        await sidecar.handoff_release.close(sidecar.drain.left_s(sidecar.config.shutdown_timeout_s))
         await sidecar.upstream.close()
         await sidecar.bodies.close()
         if sidecar.reporter is not None:

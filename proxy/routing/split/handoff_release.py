@@ -68,10 +68,13 @@ class HandoffRelease:
         """The D of this SPLIT was never reached: another D pulls the KV, so that P can free it."""
         self._own(self._release(attempt))
 
-    async def close(self) -> None:
-        """Waits up to `REACHED_S` for tasks under way, then cancels them."""
+    async def close(self, limit_s: float = 0.0) -> None:
+        """Waits for tasks under way, for up to `limit_s` or `REACHED_S` if that is longer, then cancels them.
+
+        What is cancelled leaves KV in engines: on P until its lease ends, in blocks that D has set aside for minutes.
+        """
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=REACHED_S)
+            await asyncio.wait(self._tasks, timeout=max(limit_s, REACHED_S))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from ppd.proxy.connectors import CONNECTORS
+from ppd.proxy.connectors import CONNECTORS, writes_into_decode
 from ppd.proxy.failures import Leg
 from ppd.proxy.leg_moves import LegOrder
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
@@ -105,6 +105,24 @@ async def test_a_drain_while_each_engine_waits_for_the_other(connector: str, goe
                 "P was told to stop, as D was, unless D waits for it to write"
             )
         await draining.check_engines()
+
+
+WRITING = [name for name in NAMES if writes_into_decode(CONNECTORS[name])]
+
+
+@pytest.mark.parametrize("connector", WRITING)
+async def test_a_drain_waits_for_p_to_write_what_a_client_has_left(connector: str) -> None:
+    """D would keep the blocks that it has set aside."""
+    body = Talk([{"role": "user", "content": WORDS * 60}]).body(stream=True)
+    async with drainable(connector, 60.0, 15.0) as draining:
+        field = draining.field
+        asking = asyncio.create_task(draining.ask(body, Seen()))
+        await field.until(lambda: bool(field.engines["P1"].scheduler.sequences))
+        asking.cancel()
+        await field.until(lambda: field.newest().outcome == "cancelled")
+        await draining.proxy.aclose()
+        assert field.engines["P1"].counters.finished["abort"] == 0
+        await field.until(lambda: not any(engine.scheduler.sequences for engine in field.engines.values()))
 
 
 @pytest.mark.parametrize("goes_on", [True, False], ids=["goes_on", "cut"])

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from ppd.proxy.runtime.tasks import Background, Throttle
+from ppd.proxy.runtime.tasks import Background, Drain, Throttle
+from tests.support.clock import FakeClock
 
 
 async def test_a_task_that_fails_is_logged_and_started_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -40,3 +41,11 @@ async def test_a_slice_in_which_the_process_stood_still_is_not_followed_by_a_lon
         time.sleep(stood_s)  # noqa: ASYNC251  # as a process that is stopped
     assert len(pauses_s) == 1
     assert pauses_s[0] < stood_s
+
+
+def test_what_is_left_of_a_drain_counts_from_its_beginning(clock: FakeClock) -> None:
+    drain = Drain(clock)
+    assert drain.left_s(30.0) == 0.0
+    drain.begin()
+    clock.advance(10.0)
+    assert (drain.left_s(30.0), drain.left_s(5.0)) == (20.0, 0.0)

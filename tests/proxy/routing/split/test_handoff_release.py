@@ -12,7 +12,7 @@ from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Phase
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.ledger import LegEstimates
-from ppd.proxy.leg_moves import LegsEvent
+from ppd.proxy.leg_moves import LegOrder, Legs, LegsEvent, LegsState
 from ppd.proxy.openai.answer import AnswerObserver
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint
@@ -20,6 +20,7 @@ from ppd.proxy.routing.attempt import Attempt, OpenAnswer
 from ppd.proxy.routing.split.handoff_release import GRACE_S
 from ppd.proxy.upstream.call import Call
 from tests.proxy.routing.split.release_lab import Lab, tell
+from tests.support.clock import LeapingTime
 from tests.support.requests import parse
 
 pytestmark = pytest.mark.slow
@@ -207,6 +208,28 @@ async def test_a_d_that_cannot_be_reached_leaves_the_kv_to_another(lab: Lab, fai
     await lab.wound_up()
     assert [len(lab.asked[name]) for name in ("D1", "D2")] == [0, 1]
     assert (lab.outstanding(), lab.fates()) == (0, {"taken": 1})
+
+
+async def test_closing_waits_for_as_long_as_it_may(lab: Lab) -> None:
+    has_answered = asyncio.Event()
+
+    async def opening(made: Attempt) -> OpenAnswer:
+        await has_answered.wait()
+        tell(made, LegsEvent.HANDED_OVER)
+        return opened()
+
+    made = lab.running(await lab.decode("D1"))
+    made.legs = Legs(LegOrder.TOGETHER)
+    turn = asyncio.ensure_future(lab.proxy.handoff_release.shielded(opening(made), made))
+    await asyncio.sleep(0)
+    turn.cancel()
+    await asyncio.wait({turn})
+    closing = asyncio.ensure_future(lab.proxy.handoff_release.close(30.0))
+    await LeapingTime.of(asyncio.get_running_loop()).leap_over(29.0)
+    assert not closing.done() and not lab.closed
+    has_answered.set()
+    await closing
+    assert made.legs.state is LegsState.TAKEN
 
 
 async def test_closing_waits_for_what_is_under_way_and_ends_it(lab: Lab) -> None:

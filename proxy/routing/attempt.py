@@ -284,15 +284,21 @@ class FailedAttempts:
     refusals: list[LegError] = field(default_factory=list)  # of workers that were overloaded
 
     def avoid(self, views: Iterable[WorkerView], legs: Iterable[LegRecord], busy: Iterable[Key]) -> tuple[Key, ...]:
-        """Workers and pairs that the next attempt leaves out. legs: this turn's; busy: who has said so, to any turn."""
+        """Workers and pairs that the next attempt leaves out. legs: this turn's; busy: who has said so, to any turn.
+
+        Of a pair that failed it may be P whose KV nobody gets, so another P comes first, while there is one.
+        """
         asked = Counter(WorkerId(leg.address) for leg in legs if _has_had_its_turn(leg))
         spent = (worker for worker, times in asked.items() if times >= MOST_ASKED)
         avoided = dict.fromkeys((*self.keys, *spent, *busy))
+        prefills = [view.id for view in views if view.role is Role.PREFILL]
         if self.handing_over >= self.limit or self.computed_by is not None:
-            others = (view.id for view in views if view.role is Role.PREFILL)
             avoided |= dict.fromkeys(
-                each for each in others if self.handing_over >= self.limit or each != self.computed_by
+                each for each in prefills if self.handing_over >= self.limit or each != self.computed_by
             )
+        doubted = {key[0] for key in self.keys if isinstance(key, tuple)}
+        if doubted and not all(each in avoided or each in doubted for each in prefills):
+            avoided |= dict.fromkeys(each for each in prefills if each in doubted)
         return tuple(avoided)
 
     def may_do_without(self) -> bool:

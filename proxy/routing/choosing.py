@@ -268,17 +268,17 @@ class Chooser:
         failed: FailedAttempts | None = None,
         without: Excluded = (),
     ) -> Decision:
-        rules, avoid = self.rules, without
+        rules, avoid, blocked = self.rules, without, self._passed_over(now_s)
         counts_turns = rules.scored is not None and rules.scored.table.axes.qps_counts == "turns"
         qps = (self._arrivals.turns if counts_turns else self._arrivals.conversations).rate_rps(now_s)
         if failed is not None:
             if failed.is_lent:
                 rules = replace(rules, moves_kv=False)
-            avoid = failed.avoid(fleet.views.values(), job.receipt.legs, self._state.health.breakers.busy(now_s))
+            able = [view for view in fleet.prefills if view.id not in blocked]
+            avoid = failed.avoid(able, job.receipt.legs, self._state.health.breakers.busy(now_s))
         if (only := job.context.only) is not None:
             others = (view.id for view in fleet.views.values() if view.role is not Role.PREFILL)
             avoid = (*avoid, *(worker for worker in others if worker not in only))
-        blocked = self._passed_over(now_s)
         return decide(turn, fleet, rules, qps=qps, now_s=now_s, avoid=avoid, blocked=blocked)
 
     def _attempt(self, job: Job, turn: Turn, decision: Decision, now_s: float) -> Attempt:

@@ -8,8 +8,9 @@ from ppd.proxy.admission.keys import Client
 from ppd.proxy.errors import LegError, Overloaded
 from ppd.proxy.failures import ROWS, Cause, ClientGets, Failure, HealthEffect, Leg, Phase
 from ppd.proxy.fleet.view import WorkerView
-from ppd.proxy.fleet.worker import Role
+from ppd.proxy.fleet.worker import Role, WorkerId
 from ppd.proxy.health.circuit_breaker import RetryBudget
+from ppd.proxy.health.worker_health import Key
 from ppd.proxy.routing.attempt import FailedAttempts, is_loss
 from ppd.proxy.routing.service import in_class
 from ppd.proxy.telemetry.receipts import LegRecord
@@ -72,8 +73,32 @@ def test_the_next_try_does_without_whom_the_failure_was(failure: Failure) -> Non
     made = decision(failure[0])
     assert made.prefill is None or made.prefill.id == P1.id
     own = P1.id if failure[0] is Leg.PREFILL else made.decode.id
-    expected = (P1.id, D1.id) if ROWS[failure].health is HealthEffect.PAIR else own
-    assert failed.avoid(VIEWS, (), ()) == (expected,)
+    expected = ((P1.id, D1.id), P1.id) if ROWS[failure].health is HealthEffect.PAIR else (own,)
+    assert failed.avoid(VIEWS, (), ()) == expected
+
+
+@pytest.mark.parametrize(
+    ("others", "busy", "without"),
+    [
+        ((P2,), [], {(P1.id, D1.id), P1.id}),
+        ((P2,), [P2.id], {(P1.id, D1.id), P2.id}),
+        ((), [], {(P1.id, D1.id)}),
+    ],
+    ids=["there is another", "which is busy", "there is none"],
+)
+def test_after_a_failure_of_a_pair_another_p_comes_first(
+    others: tuple[WorkerView, ...], busy: list[WorkerId], without: set[Key]
+) -> None:
+    failed = FailedAttempts(3)
+    fail(failed, PAIR_TIMEOUT)
+    assert set(failed.avoid((P1, *others, D1, D2), (), busy)) == without
+
+
+def test_where_pairs_of_every_p_have_failed_each_may_be_tried_with_another_d() -> None:
+    failed = FailedAttempts(9)
+    fail(failed, PAIR_TIMEOUT)
+    fail(failed, PAIR_TIMEOUT, prefill=P2)
+    assert set(failed.avoid(VIEWS, (), ())) == {(P1.id, D1.id), (P2.id, D1.id)}
 
 
 def test_answers_have_a_limit() -> None:

@@ -26,7 +26,8 @@ COSTS: Final[dict[FleetFault, frozenset[ClientOutcome]]] = {
     FleetFault.WEDGE: frozenset({ClientOutcome.TIMED_OUT}),
     # asyncio forgets a connection that it accepts while its server closes.
     FleetFault.DEAF: frozenset({ClientOutcome.TIMED_OUT}),
-    FleetFault.POISON: frozenset({ClientOutcome.BROKEN}),
+    # A turn that was aboard both engines that die is a suspect too: it ends with 502, and is refused for a while.
+    FleetFault.POISON: frozenset({ClientOutcome.BROKEN, ClientOutcome.FAILED}),
     # Time goes on meanwhile: limits for reading and answering are over when the proxy goes on.
     FleetFault.PAUSE: frozenset({ClientOutcome.BROKEN, ClientOutcome.TIMED_OUT}),
 }

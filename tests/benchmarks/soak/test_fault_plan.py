@@ -166,6 +166,11 @@ def test_most_disturbances_may_cost_a_client_nothing(kind: FleetFault) -> None:
     assert costs(request(1, 2), [Disturbance(kind=kind, worker="D1", at_s=0, lasts_s=9)]) == FINE
 
 
+def test_a_turn_that_was_aboard_both_engines_of_a_poisoned_prompt_may_be_refused() -> None:
+    poison = Disturbance(kind=FleetFault.POISON, worker="engines", at_s=0, lasts_s=9)
+    assert ClientOutcome.FAILED in costs(request(1, 2), [poison])
+
+
 async def test_the_right_text_depends_on_every_word_and_on_the_weights() -> None:
     body = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 40, "n": 2}
     other = body | {"messages": [{"role": "user", "content": "ho"}]}

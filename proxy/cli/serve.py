@@ -20,7 +20,7 @@ from ..errors import ConfigErrors, PPDError
 from ..peers.channels import Member
 from ..peers.supervisor import UNUSABLE, Supervisor
 from ..runtime.log_output import LogOutput, fill_standard_streams
-from ..runtime.process import log_to_stderr, new_loop, stop_on_signals
+from ..runtime.process import ignore_hangups, log_to_stderr, new_loop, stop_on_signals
 from ..runtime.process_limits import collect_garbage_less, limit_heap, raise_open_files_limit
 from ..settings import ConfigSource, Settings
 from ..telemetry.metrics import log_counters
@@ -48,6 +48,7 @@ def _start(settings: Settings) -> None:
     config = settings.config
     limit_heap()
     raise_open_files_limit()
+    ignore_hangups()
     fill_standard_streams()
     is_alone = config.processes == 1
     output = log_to_stderr(config, has_threads=is_alone)

@@ -44,6 +44,11 @@ def _direct(lost_line: Callable[[int], bytes], tick: Callable[[], None]) -> Line
     return DirectLines(STDERR, lost_line)
 
 
+def ignore_hangups() -> None:
+    """SIGHUP has other servers read their files again, which this one does by itself; it would cut all streams."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
 def stop_on_signals(*, twice_ends: bool) -> asyncio.Event:
     """Set by SIGTERM or SIGINT. twice_ends: a second one ends the process at once, by the default handler."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()

@@ -21,7 +21,7 @@ from ppd.proxy.errors import ConfigError, ConfigErrors, FormatError, PPDError
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.gateway.headers import ENCODERS
 from ppd.proxy.runtime.log_output import fill_standard_streams
-from ppd.proxy.runtime.process import log_to_stderr, new_loop, stop_on_signals
+from ppd.proxy.runtime.process import ignore_hangups, log_to_stderr, new_loop, stop_on_signals
 from ppd.proxy.runtime.process_limits import collect_garbage_less, limit_heap, raise_open_files_limit
 from ppd.proxy.runtime.tls import client_tls, worker_tls
 
@@ -145,6 +145,7 @@ def _run(**given: Any) -> None:
         options = options_of(given)
         limit_heap()
         raise_open_files_limit()
+        ignore_hangups()
         fill_standard_streams()
         log_to_stderr(options.config)
         with listen(options.config) as listening, asyncio.Runner(loop_factory=new_loop) as runner:

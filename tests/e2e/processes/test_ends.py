@@ -24,10 +24,10 @@ DONE = b"data: [DONE]"
 
 
 @asynccontextmanager
-async def started(engine: SimEngine, folder: Path, config: str = "") -> AsyncIterator[Program]:
+async def started(engine: SimEngine, folder: Path, config: str = "", processes: int = 2) -> AsyncIterator[Program]:
     (folder / "ppd.toml").write_text(config)
     flags = ("--config", str(folder / "ppd.toml"), "--mode", "replica")
-    async with serving(folder, [f"R={engine.address}"], 2, *flags) as program:
+    async with serving(folder, [f"R={engine.address}"], processes, *flags) as program:
         yield program
 
 
@@ -69,6 +69,21 @@ async def test_streams_under_way_end_whole(engine: SimEngine, tmp_path: Path, nu
         assert all(DONE in rest for rest in rests)
         assert await asyncio.wait_for(program.process.wait(), 60) == 0
         await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_a_hangup_ends_nothing(engine: SimEngine, tmp_path: Path, processes: int) -> None:
+    """Neither does the terminal that the proxy was started from, nor whoever would have it read its files again."""
+    async with started(engine, tmp_path, processes=processes) as program:
+        async with stream(program, 150) as response:
+            await response.content.readany()
+            for pid in (program.process.pid, *program.children()):
+                os.kill(pid, signal.SIGHUP)
+            assert DONE in await response.content.read()
+        async with stream(program, 2) as response:
+            assert DONE in await response.content.read()
+        program.process.terminate()
+        assert await asyncio.wait_for(program.process.wait(), 60) == 0
 
 
 async def test_a_second_signal_ends_streams_at_once(engine: SimEngine, tmp_path: Path) -> None:

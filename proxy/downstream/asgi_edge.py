@@ -31,6 +31,7 @@ from ..openai.stream_relay import broken_off
 from ..runtime.tasks import Drain, draining
 from ..telemetry.access_log import RECORD, AccessLog, AccessRecord
 from .limits import CUT_S, ConnectionLimits, OpenRequests
+from .request_head import with_host_for_app
 
 _WRONG_KEY = 401
 BODY_REST_S = 5.0  # to read the rest of a request's body when its answer is complete
@@ -221,6 +222,7 @@ class Edge:
             if refusal is None:
                 refusal = await self._room_error(exchange)
             if refusal is None:
+                scope["headers"] = with_host_for_app(scope["headers"])
                 await self._app(scope, exchange.receive, partial(self._send, exchange, connection.address))
             else:
                 exchange.is_draining = True  # the bytes that follow may not be a request

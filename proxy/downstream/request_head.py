@@ -95,6 +95,19 @@ def check_values(headers: Sequence[tuple[bytes, bytes]]) -> None:
         raise RequestError("content-length: is not allowed together with transfer-encoding", param="content-length")
 
 
+def with_host_for_app(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The application fails, before it could answer, on a host with a label that no name has; it needs none."""
+    return [(name, b"" if name == b"host" and not _is_host(value) else value) for name, value in headers]
+
+
+def _is_host(value: bytes) -> bool:
+    try:
+        value.partition(b":")[0].decode("latin-1").lower().encode("idna")
+    except UnicodeError:
+        return False
+    return True
+
+
 def _too_large(message: str) -> RequestError:
     error = RequestError(message)
     error.status = 431

@@ -31,6 +31,7 @@ from tests.support.raw_http import read_answers
 
 JSON = b"Content-Type: application/json\r\n"
 HEAD = b"GET /health HTTP/1.1\r\nHost: proxy\r\n"
+LAST = b"GET /health HTTP/1.1\r\nConnection: close\r\n"
 UPGRADE = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n\r\n"
 
 
@@ -142,6 +143,12 @@ async def test_a_handshake_that_does_not_go_on_is_ended(authority: Authority, tl
         (b"GET /" + b"y" * 2000 + b" HTTP/1.1\r\nHost: proxy\r\n\r\n", 431, True),
         (b"GET /health HTTP/1.1\r\n\r\n", 400, False),
         (HEAD + b"Host: another\r\n\r\n", 400, False),
+        (LAST + b"Host: " + b"y" * 64 + b"\r\n\r\n", 200, False),
+        (LAST + b"Host: a..b\r\n\r\n", 200, False),
+        (LAST + b"Host: " + b"y" * 63 + b".example.:8080\r\n\r\n", 200, False),
+        (LAST + b"Host: [::1]:8080\r\n\r\n", 200, False),
+        (LAST + b"Host: a_b\r\n\r\n", 200, False),
+        (LAST + b"Host:\r\n\r\n", 200, False),
         (HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n", 400, False),
         (HEAD + b"Transfer-Encoding: gzip\r\n\r\n", 501, False),
         (HEAD + b"a b: c\r\n\r\n", 400, False),

@@ -49,11 +49,13 @@ def static_workers(config: ProxyConfig) -> tuple[Worker, ...]:
 
 def parse_worker(text: str) -> Worker:
     """A static worker from "ROLE=host:port", then ",name=value" of WORKER_OPTIONS."""
-    allowed = "ROLE=host:port with ROLE P, D, R or E, then any of " + WORKER_OPTIONS
+    allowed = "ROLE=host:port with ROLE P, D, R or E"
     first, *rest = text.split(",")
     role, _, address = first.partition("=")
     try:
+        Role(role)
         check_address(address, "workers")
+        allowed += ", then any of " + WORKER_OPTIONS  # told only where it is one of these that is wrong
         options = dict(part.split("=", 1) for part in rest)
         named, model = options.pop("engine", ""), options.pop("model", "")
         connector = options.pop("connector", usual_connector(role, named))

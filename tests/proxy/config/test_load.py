@@ -98,6 +98,11 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(tmp_path: Path, text: str
     assert len(str(caught.value)) < 2000
 
 
+def test_what_may_follow_an_address_is_told_only_where_the_address_is_right(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^workers = 'X=a:1': must be ROLE=host:port with ROLE P, D, R or E$"):
+        static_workers(build(write(tmp_path, 'workers = ["X=a:1"]'), {}))
+
+
 def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     """In the file and in flags; a rule between keys only where each of them has a value that it may have."""
     file = write(

@@ -17,10 +17,11 @@ from urllib.parse import urlsplit
 import click
 import zmq.auth
 
+from ppd.proxy.cli import NumberRange
 from ppd.proxy.connectors import CONNECTORS, usual_connector
 from ppd.proxy.connectors.nixl import KEPT_S, KEPT_USUALLY_S, READS_BACK
 from ppd.proxy.discovery.heartbeat import check_address, check_coordinates, check_labels, check_sidecar
-from ppd.proxy.errors import ConfigError, PPDError
+from ppd.proxy.errors import ConfigError, FormatError, PPDError
 from ppd.proxy.fleet.worker import NO_EVENTS, EventSource, Role
 
 from ..agent.agent import Agent, Identity, run_until_signal
@@ -174,7 +175,7 @@ def _sizes(engine_args: Iterable[str]) -> dict[str, str]:
 def _named(texts: tuple[str, ...], flag: str) -> dict[str, str]:
     pairs = [text.partition("=") for text in texts]
     if not all(name and value for name, _, value in pairs):
-        raise ConfigError(f"{flag}: must be NAME=VALUE", param=flag)
+        raise ConfigError(f"{flag} = {', '.join(texts)}: must be NAME=VALUE", param=flag)
     return {name: value for name, _, value in pairs}
 
 
@@ -257,13 +258,13 @@ def address_of(url: str) -> str:
     multiple=True,
     help="NAME=VALUE that the connector needs, or an engine that is launched gets; repeatable",
 )
-@click.option("--x", type=click.FloatRange(0, 1), help="of a D: share of its sessions kept LOCAL, in mode fraction")
+@click.option("--x", type=NumberRange(0, 1), help="of a D: share of its sessions kept LOCAL, in mode fraction")
 @click.option("--profile", default="", help="name of the engine's profile, as proxies know it; default: theirs")
 @click.option("--label", "labels", multiple=True, help="NAME=VALUE by which mode profiles chooses; repeatable")
 @click.option("--sidecar", is_flag=True, help="of a D or R: --advertise names its sidecar, which asks P itself")
-@click.option("--interval", type=click.FloatRange(0.1), default=10.0, show_default=True, help="s between heartbeats")
+@click.option("--interval", type=NumberRange(0.1), default=10.0, show_default=True, help="s between heartbeats")
 @click.option(
-    "--drain-timeout", type=click.FloatRange(0), default=60.0, show_default=True, help="Seconds for its streams to end"
+    "--drain-timeout", type=NumberRange(0), default=60.0, show_default=True, help="Seconds for its streams to end"
 )
 @click.option("--api-key", envvar="PPD_WORKER_API_KEY", default="", help="of the engine; or PPD_WORKER_API_KEY")
 @click.option("--curve-key", type=click.Path(path_type=Path), help="this agent's secret certificate")
@@ -276,11 +277,18 @@ def command(role: str, connector: str | None, **flags: Any) -> None:
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     try:
         for proxy in options.proxies:
-            check_address(proxy, "proxy")
+            _check_proxy(proxy)
         with contextlib.suppress(asyncio.CancelledError):
             asyncio.run(_run(options))
     except PPDError as exc:
         raise click.ClickException(str(exc)) from exc
+
+
+def _check_proxy(address: str) -> None:
+    try:
+        check_address(address, "proxy")
+    except FormatError:
+        raise ConfigError(f"proxy = {address!r}: must be host:port, with a port from 1 to 65535") from None
 
 
 async def _run(options: AgentOptions) -> None:

@@ -118,9 +118,10 @@ def _prefill(text: str, connector: str) -> tuple[str, dict[str, str]]:
 
 def _coordinates(flag: str, role: Role, address: str, texts: Iterable[str], connector: str) -> dict[str, str]:
     """What the connector must know of this worker, all of it."""
+    texts = tuple(texts)
     pairs = [text.partition("=") for text in texts]
     if not all(name and value for name, _, value in pairs):
-        raise ConfigError(f"{flag}: must be NAME=VALUE", param=flag)
+        raise ConfigError(f"{flag} = {', '.join(texts)}: must be NAME=VALUE", param=flag)
     try:
         told = check_coordinates({name: value for name, _, value in pairs}, connector)
     except FormatError as exc:

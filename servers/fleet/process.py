@@ -25,7 +25,7 @@ TAIL_LINES = 30
 
 
 class EngineFailed(PPDError):
-    """A program ended, or was not healthy in time; the message ends with the tail of its log."""
+    """A program could not start, ended, or was not healthy in time; the message says why, or has its log's tail."""
 
 
 class EngineProcess:
@@ -149,8 +149,11 @@ class EngineProcess:
             self._orders = -1
 
     def _open_log(self) -> BinaryIO:
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        return self.log_path.open("wb")
+        try:
+            self.log_path.parent.mkdir(parents=True, exist_ok=True)
+            return self.log_path.open("wb")
+        except OSError as exc:
+            raise EngineFailed(f"{self.name}'s log {self.log_path} cannot be written: {exc.strerror}") from exc
 
     def _failure(self, what: str) -> EngineFailed:
         return EngineFailed(f"{self.name} {what}; the end of {self.log_path}:\n{self.log_tail()}")

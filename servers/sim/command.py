@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ppd.proxy.cli import NumberRange
 from ppd.proxy.errors import ConfigError, PPDError
 from ppd.proxy.fleet.worker import Role
 from ppd.proxy.laws.profile_file import find
@@ -66,7 +67,7 @@ def _costs(ctx: click.Context, _: click.Parameter, name: str | None) -> EnginePr
     help="For KV transfer; none: it takes part in none.",
 )
 @click.option("--host", default=_DEFAULT.host, show_default=True)
-@click.option("--port", default=8000, show_default=True, help="0: a free one.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: a free one.")
 @click.option("--model", default=_DEFAULT.model, show_default=True, help="Name to serve.")
 @click.option("--lora", "loras", multiple=True, help="A further name to serve; repeatable.")
 @click.option(
@@ -86,7 +87,7 @@ def _costs(ctx: click.Context, _: click.Parameter, name: str | None) -> EnginePr
 )
 @click.option(
     "--reasoning",
-    type=click.FloatRange(0, 1),
+    type=NumberRange(0, 1),
     default=_DEFAULT.reasoning,
     show_default=True,
     help="Share of the answers that begin with reasoning where the request does not say (enable_thinking, "
@@ -124,7 +125,13 @@ def _costs(ctx: click.Context, _: click.Parameter, name: str | None) -> EnginePr
     help="Whether an E tells what may stand for an item in place of its data.",
 )
 @click.option("--side-channel-host", default="", show_default="--host", help="The name peers are given to pull from.")
-@click.option("--side-channel-port", default=0, show_default="a free one", help="Where peers pull KV.")
+@click.option(
+    "--side-channel-port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    show_default="a free one",
+    help="Where peers pull KV.",
+)
 @click.option("--kv-events-endpoint", default="", help="ZeroMQ endpoint, such as tcp://*:5557.")
 @click.option("--kv-events-topic", default="", help="{address} in it stands for the engine's own host:port.")
 @click.option(

@@ -10,6 +10,7 @@ holds. `templates` write the prompt of a conversation.
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -90,6 +91,9 @@ async def _serve(stack: AsyncExitStack, app: web.Application, config: SimConfig,
     try:
         await listener.open()
     except OSError as exc:
+        if isinstance(exc, socket.gaierror):
+            told = f"host = {config.host!r}: must be a name or an address of this machine ({exc.strerror})"
+            raise ConfigError(told, param="host") from exc
         param = "port" if port == config.port else "side_channel_port"
         why = os.strerror(exc.errno) if exc.errno else exc  # asyncio puts the address in its own words
         raise ConfigError(f"{param} = {port}: must be a free port on {config.host} ({why})", param=param) from exc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -105,7 +106,7 @@ class SimConfig:
             "encoder_cache_items",
         )
         for name in (*counts, "decoder_kv_blocks_ttl", "lease_s", "peer_timeout_s", "meeting_timeout_s"):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:  # nor not a number
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}", param=name)
         if self.bidirectional_kv_xfer and self.connector != "nixl":
             raise ConfigError("bidirectional_kv_xfer needs connector nixl", param="bidirectional_kv_xfer")
@@ -115,10 +116,10 @@ class SimConfig:
             raise ConfigError(f"connector must be {' or '.join(CONNECTORS)}, got {self.connector}", param="connector")
         if not 0 <= self.reasoning <= 1:
             raise ConfigError(f"reasoning must be between 0 and 1, got {self.reasoning}", param="reasoning")
-        if self.encoder_item_s < 0:
-            raise ConfigError(f"encoder_item_s must not be negative, got {self.encoder_item_s}", param="encoder_item_s")
-        if self.time_scale < 0:
-            raise ConfigError(f"time_scale must not be negative, got {self.time_scale}", param="time_scale")
+        for name in ("encoder_item_s", "time_scale"):
+            if not 0 <= getattr(self, name) < math.inf:
+                told = f"{name} must be a finite number of at least 0, got {getattr(self, name)}"
+                raise ConfigError(told, param=name)
         if self.num_blocks * self.block_size < self.max_model_len:
             raise ConfigError(
                 f"max_model_len must fit in the KV cache: {self.num_blocks} blocks of {self.block_size} tokens "

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from ppd.proxy.errors import ConfigError, FormatError, PPDError
 from ppd.proxy.fleet.worker import EventSource, Role
-from ppd.servers.cli.agent import AgentOptions, address_of, curve_keys, identity_of, launch_of
+from ppd.servers.cli.agent import AgentOptions, address_of, command, curve_keys, identity_of, launch_of
 
 
 def options(**changes: Any) -> AgentOptions:
@@ -261,3 +262,19 @@ def test_an_engine_that_is_launched_gets_what_is_announced_of_reading_back(engin
         assert config["kv_connector_extra_config"] == {"bidirectional_kv_xfer": True, "decoder_kv_blocks_ttl": 90}
     with pytest.raises(PPDError, match="bidirectional_kv_xfer: must be true"):
         identity_of(options(coordinates=("bidirectional_kv_xfer=yes",)), "10.0.0.5:8100")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--interval", "nan"), "nan is not a number"),
+        (("--drain-timeout", "nan"), "nan is not a number"),
+        (("--x", "nan"), "nan is not a number"),
+        (("--proxy", "10.0.0.1"), "proxy = '10.0.0.1': must be host:port, with a port from 1 to 65535"),
+        (("--coordinate", "engine_id"), "coordinate = engine_id: must be NAME=VALUE"),
+    ],
+)
+def test_a_flag_that_cannot_be_used_is_named_with_its_value(flags: tuple[str, ...], said: str) -> None:
+    result = CliRunner().invoke(command, ["--role", "D", "--attach", "http://127.0.0.1:1", *flags])
+    assert result.exit_code in (1, 2)
+    assert said in result.output

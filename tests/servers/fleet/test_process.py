@@ -113,6 +113,14 @@ async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
         await engine.wait_healthy("http://127.0.0.1:1", timeout_s=600)
 
 
+async def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("a file where the folder would be")
+    engine = EngineProcess(Launch((sys.executable, "-c", "")), taken / "P1.log", name="P1")
+    with pytest.raises(EngineFailed, match=f"^P1's log {taken}/P1.log cannot be written: File exists$"):
+        await engine.start()
+
+
 async def test_an_engine_that_ignores_sigterm_is_killed(tmp_path: Path, lifeline: Lifeline) -> None:
     deaf = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {CONNECT}; {WAIT}"
     engine = process(python(deaf, lifeline.port), tmp_path)

@@ -127,6 +127,12 @@ async def test_a_profile_says_what_flags_do_not(lab: Any, tmp_path: Path) -> Non
         (["--max-num-batched-tokens", "0"], "max_batched_tokens"),
         (["--long-prefill-token-threshold", "-1"], "long_prefill_tokens must not be negative"),
         (["--profile", "no-such-engine"], "must be "),
+        (["--port", "99999"], "--port"),
+        (["--side-channel-port", "99999"], "--side-channel-port"),
+        (["--time-scale", "nan"], "time_scale must be a finite number of at least 0, got nan"),
+        (["--time-scale", "inf"], "time_scale must be a finite number of at least 0, got inf"),
+        (["--encoder-item-s", "-1"], "encoder_item_s must be a finite number of at least 0, got -1.0"),
+        (["--lease-s", "nan"], "lease_s must be positive, got nan"),
     ],
 )
 def test_impossible_settings_are_refused(flags: list[str], said: str) -> None:
@@ -144,3 +150,9 @@ def test_a_taken_port_is_one_line_that_names_it(flag: str, param: str) -> None:
         said = CliRunner().invoke(command, ["--role", "P", "--port", "0", flag, str(port)])
     assert said.exit_code == 1
     assert said.output == f"Error: {param} = {port}: must be a free port on 127.0.0.1 (Address already in use)\n"
+
+
+def test_a_host_that_nobody_knows_is_named() -> None:
+    said = CliRunner().invoke(command, ["--host", "no-such-host.invalid", "--port", "0"])
+    assert said.exit_code == 1
+    assert said.output.startswith("Error: host = 'no-such-host.invalid': must be a name or an address of this machine")

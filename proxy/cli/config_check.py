@@ -6,7 +6,7 @@ No port is opened, and nothing is written.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -41,9 +41,9 @@ def checked(path: Path | None) -> ProxyConfig:
         raise click.ClickException(exc.in_lines() if isinstance(exc, ConfigErrors) else exc.message) from exc
 
 
-def problems(config: ProxyConfig) -> Iterator[PPDError]:
-    """The table is loaded in every mode, as the admin API may choose the one that needs it."""
-    for part in PARTS:
+def problems(config: ProxyConfig, parts: Iterable[Callable[[ProxyConfig], object]] = ()) -> Iterator[PPDError]:
+    """Of `PARTS`, or of some. The table is loaded in every mode, as the admin API may choose the one that needs it."""
+    for part in parts or PARTS:
         yield from _raised(part, config)
 
 
@@ -54,7 +54,7 @@ def _raised(part: Callable[[ProxyConfig], object], config: ProxyConfig) -> Itera
         yield exc
 
 
-def _table(config: ProxyConfig) -> None:
+def check_config_table(config: ProxyConfig) -> None:
     check_table(config.table)
 
 
@@ -83,7 +83,7 @@ def _client_keys(config: ProxyConfig) -> None:
         KeyRing(Path(config.keys_file), config.admin_key)
 
 
-def _curve_keys(config: ProxyConfig) -> None:
+def check_curve_keys(config: ProxyConfig) -> None:
     if config.curve_port:
         curve_keys(config)
 
@@ -107,6 +107,16 @@ def _picker(config: ProxyConfig) -> None:
 
 
 PARTS: tuple[Callable[[ProxyConfig], object], ...] = (
-    *(static_workers, weight_rules, target_rules, order_rules, _table, _profiles, _schedule, _mode, _client_keys),
-    *(client_tls, worker_tls, _curve_keys, _receipt_log, _tokenizer, _picker),
+    *(
+        static_workers,
+        weight_rules,
+        target_rules,
+        order_rules,
+        check_config_table,
+        _profiles,
+        _schedule,
+        _mode,
+        _client_keys,
+    ),
+    *(client_tls, worker_tls, check_curve_keys, _receipt_log, _tokenizer, _picker),
 )

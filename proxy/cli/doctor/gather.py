@@ -20,7 +20,7 @@ import aiohttp
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from ...config import ProxyConfig, build
+from ...config import Draft, ProxyConfig, all_of
 from ...connectors import CONNECTORS
 from ...connectors.nixl import READS_BACK
 from ...connectors.queries import query_of
@@ -34,10 +34,12 @@ from ...health.probe import EngineStatus, probe, reason_of
 from ...plane import IS_BUILT
 from ...runtime.tls import worker_tls
 from ...settings import workers_of
+from ..config_check import PARTS, check_config_table, check_curve_keys, problems
 from ..table_view import CellCounts
 from .values import ConfigFact, DataPlaneFact, EngineCounts, Facts, LawsFact, PortFact, ProxyFact, WorkerFact
 
 ASK_S = 5.0  # for one small answer
+_CHECKED = tuple(part for part in PARTS if part not in (check_curve_keys, check_config_table))  # findings of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,10 @@ class ProxyClient:
 
 async def facts_of_config(session: aiohttp.ClientSession, path: Path, flags: Mapping[str, object]) -> Facts:
     try:
-        config = build(path, flags)
+        draft = Draft.read(path, flags)
+        if errors := [*draft.errors, *problems(draft.config, _CHECKED)]:
+            raise all_of(errors)
+        config = draft.config
         named, tls = _named(workers_of(config)), worker_tls(config).context
     except PPDError as exc:
         return Facts(config_error=str(exc))
@@ -195,7 +200,7 @@ async def facts_of_proxy(session: aiohttp.ClientSession, proxy: ProxyClient) -> 
     listed = _listed(admin)
     fact = ProxyFact(
         address=proxy.address,
-        error="" if listed is not None else "its /admin/workers is not a PPD proxy's",
+        error=_stranger(ready, listed),
         ready_status=ready.status,
         ways=tuple(way for way, is_there in ready.json().items() if is_there is True),
         admin_status=admin.status,
@@ -205,6 +210,13 @@ async def facts_of_proxy(session: aiohttp.ClientSession, proxy: ProxyClient) -> 
         turns_beyond_range=judged.turns_beyond_range,
     )
     return Facts(proxy=fact, workers=await look_at(session, listed or (), api_key=""))
+
+
+def _stranger(ready: Said, listed: list[WorkerFact] | None) -> str:
+    """By what it is seen that this is no proxy; empty if it may be one."""
+    if ready.status == 404:
+        return "it has no /ready: an engine, or another server"
+    return "" if listed is not None else "its /admin/workers is not a PPD proxy's"
 
 
 class _Listed(msgspec.Struct):

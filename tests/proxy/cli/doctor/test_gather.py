@@ -76,6 +76,16 @@ async def test_an_invalid_config_is_a_fact(tmp_path: Path) -> None:
     assert "w_ttft = -1.0" in facts.config_error
 
 
+async def test_all_that_serve_would_refuse_is_told(tmp_path: Path) -> None:
+    """What has a finding of its own is told where the rest can be used."""
+    facts = await of_config(
+        tmp_path, 'w_ttft = -1.0\nworkers = ["X=a:1"]\nkeys_file = "absent"\nprofile = "absent"\ntable = "absent"'
+    )
+    for key in ("w_ttft = -1.0", "workers = 'X=a:1'", "absent: must be a readable key file", "profile = 'absent'"):
+        assert key in facts.config_error
+    assert "table" not in facts.config_error
+
+
 async def test_a_port_in_use_is_found(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
@@ -131,3 +141,17 @@ async def test_a_proxy_that_is_not_there_is_a_fact() -> None:
     assert facts.proxy.error
     assert facts.proxy.address == f"127.0.0.1:{port}"
     assert "s3cret" not in repr(facts)
+
+
+class Engine(ProxyClient):
+    """Answers `/health`, as nearly every server does, and nothing else."""
+
+    async def operator(self, path: str) -> Said:
+        return Said(200 if path == "/health" else 404)
+
+
+async def test_an_engine_is_not_taken_for_a_proxy() -> None:
+    async with aiohttp.ClientSession() as session:
+        facts = await facts_of_proxy(session, Engine(session, "http://engine:1", admin_key="", client_key=""))
+    assert facts.proxy is not None
+    assert facts.proxy.error == "it has no /ready: an engine, or another server"

@@ -17,6 +17,7 @@ from ppd.proxy.errors import ConfigError, PPDError
 
 from ..experiment.records import Origin, Outcome, Record, RunResult, in_order
 from ..experiment.run import Run
+from ..load.client import cause
 from ..load.measure import measure
 from ..load.target import Target
 from ..sweep.backend import FleetLost
@@ -57,7 +58,7 @@ class LiveFleet:
             ):
                 body, status = await response.read(), response.status
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
-            raise FleetUnreachable(f"{url} does not answer ({type(exc).__name__})") from exc
+            raise FleetUnreachable(f"{url} does not answer ({cause(exc)})") from exc
         if status == 200:
             return FleetView.decode(body)
         wrong = {401: "does not take the admin key", 404: "has no admin API: start it with an admin key"}
@@ -78,7 +79,7 @@ class LiveFleet:
                 if response.status == 400 and b"X-PPD-Force-Route" in await response.read():
                     return
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            raise FleetUnreachable(f"{url} does not answer ({type(exc).__name__})") from exc
+            raise FleetUnreachable(f"{url} does not answer ({cause(exc)})") from exc
         raise ConfigError(f"{url} does not heed X-PPD-Force-Route, without which no arm can be measured")
 
     def seen(self, view: FleetView) -> Origin:

@@ -13,7 +13,7 @@ import msgspec
 from ppd.proxy.errors import ConfigError
 
 from ..experiment.records import Record
-from ..load.client import open_session
+from ..load.client import cause, open_session
 from ..load.dialogue import check_lengths, too_short
 from ..load.local_tokenizer import LocalTokenizer
 from ..load.measure import playing
@@ -95,8 +95,10 @@ async def _card(session: aiohttp.ClientSession, target: Target) -> _Card:
             async with session.get(target.at("/v1/models"), headers=target.headers()) as response:
                 status, body = response.status, await response.read()
         cards = msgspec.json.decode(body, type=_Cards).data if status == 200 else []
-    except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as exc:
-        raise ConfigError(f"url: {target.url} does not list its models: {type(exc).__name__}") from exc
+    except msgspec.DecodeError as exc:
+        raise ConfigError(f"url: {target.url} does not list its models: its answer is something else") from exc
+    except (aiohttp.ClientError, OSError, TimeoutError) as exc:
+        raise ConfigError(f"url: {target.url} does not list its models: {cause(exc)}") from exc
     if target.model:
         return next((card for card in cards if card.id == target.model), _Card(target.model))
     if len(cards) == 1:

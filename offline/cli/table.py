@@ -35,6 +35,10 @@ command = CommandGroup("table", commands=dict(of_proxy.commands), help=of_proxy.
 def import_rows(rows: Path, config: str, pair: str | None, description: Path | None, output: Path | None) -> None:
     """Make a table of ROWS, published measurements as CSV or CSV.GZ."""
     beside = rows.with_name(rows.name.removesuffix(".gz").removesuffix(".csv") + ".toml")
+    if description is None and not beside.exists():
+        raise FormatError(
+            f"{beside}: no such file, which would say what the rows mean; --description names another one"
+        )
     grid = GridDescription.decode(_read(description or beside))
     table = build_table(read_rows(_read(rows)), grid, config, pair)
     target = output or Path(f"{table.name}.json")

@@ -49,7 +49,7 @@ class LoadClient:
             answer.error = answer.error or f"no whole answer within {self._target.timeout_s:g} s"
         except (aiohttp.ClientError, OSError) as exc:
             if not answer.finished:
-                answer.error = answer.error or f"the connection broke: {_cause(exc)}"
+                answer.error = answer.error or f"the connection broke: {cause(exc)}"
         answer.ended_s = self._now()
         return answer
 
@@ -102,8 +102,12 @@ def allow_connections(wanted: int) -> str:
     return f"{wanted} connections may be needed and {allowed - _OTHER_FILES} can be open (ulimit -Hn is {hard})"
 
 
-def _cause(exc: Exception) -> str:
-    # Not the exception's own text, which may hold an address.
+def cause(exc: Exception) -> str:
+    """Without the exception's own text, which may hold an address."""
+    if isinstance(exc, TimeoutError) and not exc.errno:
+        return "no answer in time"
+    if isinstance(exc, aiohttp.ClientConnectorDNSError):
+        return exc.os_error.strerror or "no such host"
     number = exc.errno if isinstance(exc, OSError) else None
     return os.strerror(number) if number else type(exc).__name__
 

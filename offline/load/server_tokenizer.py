@@ -12,6 +12,7 @@ import msgspec
 from ppd.proxy.errors import ConfigError
 
 from ..traces.turns import Message
+from .client import cause
 from .target import Target
 
 _AT_ONCE = 8  # requests for token counts, all before the measurement
@@ -59,6 +60,6 @@ class ServerTokenizer:
                         raise ConfigError(f"/tokenize: answered {response.status}")
                     return _TOKENIZED.decode(await response.read()).tokens
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            raise ConfigError(f"/tokenize: no answer: {type(exc).__name__}") from exc
+            raise ConfigError(f"/tokenize: no answer: {cause(exc)}") from exc
         except msgspec.DecodeError as exc:
             raise ConfigError(f"/tokenize: cannot be read: {exc}") from exc

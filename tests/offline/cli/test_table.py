@@ -62,7 +62,10 @@ def test_import_takes_a_pair_a_description_and_an_output(tmp_path: Path) -> None
     ("arguments", "message"),
     [
         (("import", str(SOURCE), "--config", "9P_9D"), "config: no rows of '9P_9D'; there are 1P_3D, "),
-        (("import", str(bundled()[NAME]), "--config", "1P_3D"), f"{bundled()[NAME]}.toml: No such file"),
+        (
+            ("import", str(bundled()[NAME]), "--config", "1P_3D"),
+            f"{bundled()[NAME]}.toml: no such file, which would say what the rows mean",
+        ),
         (("import", str(SOURCE), "--config", "1P_3D", "--output", "absent/x.json"), "absent/x.json: No such file"),
     ],
 )

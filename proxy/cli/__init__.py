@@ -11,12 +11,12 @@ from ..errors import PPDError
 
 
 class NumberRange(click.FloatRange):
-    """click's own lets "nan" pass, as no comparison with it holds."""
+    """click's own lets "nan" pass, as no comparison with it holds, and "inf", for which nobody can wait."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value} is not a number.", param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
         return number
 
 

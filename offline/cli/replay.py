@@ -116,6 +116,9 @@ def replayed(path: Path, config: ProxyConfig, targets: GivenTargets | None) -> S
 
 def told(found: Summary, config: ProxyConfig) -> Iterator[Text]:
     yield Text(f"{found.turns} turns of {found.sessions} sessions, decided again in mode {config.mode}", "bold")
+    seen = " ".join(f"{count}{role}" for role, count in found.workers.items())
+    missing = "; no P, so none of these turns can be SPLIT by any rules" if "P" not in found.workers else ""
+    yield Text(f"over the workers that they went to: {seen}{missing}")
     left_out = (
         ("reached no worker", found.undecided),
         ("are there once more", found.repeated),

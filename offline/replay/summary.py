@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .past_turns import PastLog
+from ppd.proxy.fleet.worker import Role
+
+from .past_turns import PastLog, workers_of
 from .replay import Compared
 
 DRAWS = 1000
@@ -46,6 +48,7 @@ class Difference:
 class Summary:
     turns: int  # compared
     sessions: int
+    workers: Mapping[str, int]  # that the log's turns went to, by role
     changed: int
     changes: Sequence[tuple[str, str, int]]  # routes before and after; the same: other workers
     ttft_s: Difference
@@ -76,6 +79,7 @@ def summary(log: PastLog, compared: Compared) -> Summary:
     return Summary(
         turns=compared.count,
         sessions=int(sessions.max()) + 1,
+        workers=_by_role(log),
         changed=compared.changes.total(),
         changes=changes,
         ttft_s=difference(*ttft),
@@ -93,6 +97,11 @@ def summary(log: PastLog, compared: Compared) -> Summary:
         unpredicted=compared.unpredicted,
         damaged=log.damage.count,
     )
+
+
+def _by_role(log: PastLog) -> dict[str, int]:
+    named = {leg.address: leg.worker[:1] for _, leg in workers_of(log.turns)}
+    return {role.value: count for role in Role if (count := list(named.values()).count(role.value))}
 
 
 def _columns(pair: Iterable[object], kind: str) -> tuple[Numbers, Numbers]:

@@ -30,11 +30,19 @@ def test_it_tells_what_changes_and_by_how_much(log: Path) -> None:
     result = run(log, *PROFILE, "--mode", "always_local", "--slo", "ttft=0.01,ttft_factor=1")
     assert result.exit_code == 0, result.output
     assert "5 turns of 1 sessions, decided again in mode always_local" in result.output
+    assert "over the workers that they went to: 1P 1D\n" in result.output
     assert "2 decisions change (40.0%)" in result.output
     assert "2  SPLIT to LOCAL" in result.output
     assert "mean TTFT, ms" in result.output
     assert "too few sessions" in result.output
     assert "measured TTFT against predicted, 5 turns: median error " in result.output
+
+
+def test_workers_that_no_turn_went_to_are_said_to_be_missing(log: Path) -> None:
+    """Else a mode that splits every turn seems to change little."""
+    log.write_bytes(b"".join(line_of(receipt("D1", 2.0 * turn, turn=turn)) for turn in range(1, 4)))
+    output = run(log, *PROFILE, "--mode", "always_split").output
+    assert "over the workers that they went to: 1D; no P, so none of these turns can be SPLIT by any rules\n" in output
 
 
 def test_figures_come_as_json_too_and_damage_on_standard_error(log: Path) -> None:

@@ -165,9 +165,10 @@ class Agent:
     async def run(self, stop: asyncio.Event) -> None:
         """Runs until `stop` is set, then drains; EngineFailed if a launched engine ends by itself."""
         try:
+            if self._process is not None:
+                await self._process.start()
             async with aiohttp.ClientSession() as session, self._watching(session, stop):
                 if self._process is not None:
-                    await self._process.start()
                     await self._race(self._process.wait_healthy(self._base_url, timeout_s=START_S), stop)
                 await self._serve(session, stop)
                 await self._drain(session)

@@ -248,6 +248,15 @@ async def test_a_launched_engine_that_ends_by_itself_is_said_to_leave_with_the_t
     announcer.close()
 
 
+async def test_an_engine_whose_log_cannot_be_written_is_an_error_and_nothing_else(
+    ears: Ears, engine: tuple[Engine, str], tmp_path: Path
+) -> None:
+    made, announcer = agent(ears, engine[1], EngineProcess(Launch((sys.executable, "-c", "")), tmp_path))
+    with pytest.raises(EngineFailed, match=r"^engine's log .* cannot be written: Is a directory$"):
+        await made.run(asyncio.Event())
+    announcer.close()
+
+
 async def test_what_answers_like_an_engine_but_lists_no_models_is_told_once_a_minute(
     ears: Ears, engine: tuple[Engine, str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -21,9 +21,9 @@ from ppd.servers.fleet.process import EngineProcess
 from ppd.servers.vllm.cpu_install import ensure, unsupported_reason
 from ppd.servers.vllm.launch import TINY_NAME, EngineSpec, Launch, command
 from ppd.servers.vllm.tiny_model import ensure_model
-from tests.support.engine_nursery import Born, nursery
 from tests.support.fleet import proxy_before
 from tests.support.proxy import ProxyClient
+from tests.vllm.nursery.launches import Born, nursery
 
 KEEPS_S = 240
 START_S = 600.0  # three engines side by side on a loaded machine

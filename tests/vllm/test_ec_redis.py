@@ -30,8 +30,8 @@ from ppd.servers.vllm.encoder_parts import ensure_parts
 from ppd.servers.vllm.launch import TINY_ARGS, TINY_NAME, EngineSpec, Launch, command
 from ppd.servers.vllm.tiny_llava import ensure_llava
 from tests.servers.ec_redis.redis_server import RedisServer
-from tests.support.engine_nursery import Born
 from tests.support.proxy import ProxyClient, running_proxy
+from tests.vllm.nursery.launches import Born
 
 in_session = pytest.mark.asyncio(loop_scope="session")
 

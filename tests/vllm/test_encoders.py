@@ -23,9 +23,9 @@ from ppd.servers.vllm.encoder_parts import ensure_parts
 from ppd.servers.vllm.launch import TINY_NAME, command
 from ppd.servers.vllm.tiny_llava import ensure_llava
 from tests.servers.ec_redis.redis_server import RedisServer
-from tests.support.engine_nursery import Born
 from tests.support.proxy import ProxyClient, Turn, running_proxy
 from tests.vllm.conftest import START_S, with_env
+from tests.vllm.nursery.launches import Born
 from tests.vllm.test_ec_redis import QUESTION, image, pushes, redis_cache
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

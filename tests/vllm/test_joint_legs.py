@@ -21,11 +21,11 @@ from ppd.servers.vllm.cpu_install import ensure, unsupported_reason
 from ppd.servers.vllm.launch import TINY_NAME, command
 from ppd.servers.vllm.mooncake_parts import ensure_mooncake, environment_of
 from ppd.servers.vllm.tiny_model import ModelShape, ensure_model
-from tests.support.engine_nursery import Born, nursery
 from tests.support.fleet import has_work
 from tests.support.proxy import ProxyClient, running_proxy
 from tests.vllm.conftest import START_S, VllmFleet, with_env
 from tests.vllm.destructive.test_abandoned import LONG, SHORT, WITHIN_S, ask, both, leave
+from tests.vllm.nursery.launches import Born, nursery
 from tests.vllm.test_conversations import BLOCK, THREE, salted
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

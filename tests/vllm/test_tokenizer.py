@@ -21,9 +21,9 @@ from ppd.proxy.tokenizer.token_worker import Ask, Tokenized, tokenized
 from ppd.servers.fleet.ports import free_ports
 from ppd.servers.fleet.process import EngineProcess
 from ppd.servers.vllm.launch import TINY_ARGS, TINY_NAME, EngineSpec, command
-from tests.support.engine_nursery import Born
 from tests.support.fleet import proxy_before
 from tests.support.proxy import ProxyClient
+from tests.vllm.nursery.launches import Born
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

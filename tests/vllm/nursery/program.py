@@ -1,6 +1,6 @@
 """vLLM servers by fork from one process that has imported vLLM, which is nine tenths of a small engine's start.
 
-`python nursery_program.py serve SOCKET` imports and listens. `python nursery_program.py start SOCKET MODULE ARGS...`
+`python program.py serve SOCKET` imports and listens. `python program.py start SOCKET MODULE ARGS...`
 takes the place of `python -m MODULE ARGS...`: it has the other one fork, with its own arguments, environment, folder
 and output. It passes SIGTERM and SIGINT on and ends as the fork does; however it ends itself, the fork and its children
 end with it.

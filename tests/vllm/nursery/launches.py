@@ -1,4 +1,4 @@
-"""Real vLLM engines of the tests, started in seconds: see `nursery_program`."""
+"""Real vLLM engines of the tests, started in seconds: see `program`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from ppd.servers.fleet.process import EngineProcess
 from ppd.servers.vllm.launch import Launch
 
-PROGRAM = Path(__file__).with_name("nursery_program.py")
+PROGRAM = Path(__file__).with_name("program.py")
 READ_AT_LOAD = "LD_LIBRARY_PATH"  # when a program starts, too early for a fork
 
 Born = Callable[[Launch], Launch]

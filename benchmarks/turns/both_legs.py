@@ -4,9 +4,10 @@
 
 A P and a D that take as long as they are told, and a client of one turn after the other, in this process; the proxy in
 one of its own, as `ppd serve` starts it. The engines pair by SGLang's room: D's first event comes once its own time is
-over and P has computed the prompt. Each turn has times of its own. Each leg is also asked alone, without the proxy; so
-is an R, with D's time, to see what any turn takes in the proxy. Then P fails, and D, after a time of their own: by an
-answer, or with their connection. What is told is the time until the other one's connection is closed.
+over and P has computed the prompt. Each turn has times of its own. Each leg is also asked alone, without the proxy, and
+so are both at once: engines of one process keep each other waiting, and that is none of the proxy's. An R is asked with
+D's time, to see what any turn takes in the proxy. Then P fails, and D, after a time of their own: by an answer, or with
+their connection. What is told is the time until the other one's connection is closed.
 
 Legs that take long leave the proxy's code and data in no cache of the processor: compare `--longest-ms 1`.
 """
@@ -142,9 +143,9 @@ class Rig:
     base_url: str
     session: aiohttp.ClientSession
 
-    async def first_byte_s(self, url: str, plan: LegTimes, route: Route = Route.SPLIT) -> float:
-        """Until the first byte of the answer's body; its connection is used again."""
-        prompt = random.randbytes(8).hex()
+    async def first_byte_s(self, url: str, plan: LegTimes, route: Route = Route.SPLIT, prompt: str = "") -> float:
+        """Until the first byte of the answer's body; its connection is used again. prompt: empty for a new one."""
+        prompt = prompt or random.randbytes(8).hex()
         self.plans[prompt] = plan
         body = {"model": "m", "messages": [{"role": "user", "content": prompt}], "stream": True}
         began = time.perf_counter()
@@ -162,6 +163,14 @@ class Rig:
         """Of P (0), D (1) or R (2), without the proxy."""
         plan = LegTimes(prefill_s, decode_s, is_alone=True)
         return await self.first_byte_s(f"http://{self.addresses[at]}", plan)
+
+    async def pair_s(self, plan: LegTimes) -> float:
+        """Of P and D at once, D a moment earlier, without the proxy: until D's first byte."""
+        prompt = random.randbytes(8).hex()
+        asking = [
+            asyncio.create_task(self.first_byte_s(f"http://{self.addresses[at]}", plan, prompt=prompt)) for at in (1, 0)
+        ]
+        return (await asyncio.gather(*asking))[0]
 
     async def closed_s(self, plan: LegTimes) -> float:
         """From the failure of one leg until the other's connection is closed."""
@@ -212,6 +221,7 @@ async def measure(turns: int, seed: int, longest_s: float = LONGEST_S) -> Found:
         for _ in range(turns):
             prefill_s, decode_s = rng.uniform(0, longest_s), rng.uniform(0, longest_s)
             alone = [await made.alone_s(at, prefill_s, decode_s) for at in (0, 1)]
+            pair_s = await made.pair_s(LegTimes(prefill_s, decode_s))
             both_s = await made.turn_s(LegTimes(prefill_s, decode_s))
             lone_s = await made.alone_s(2, 0.0, decode_s)
             row = {
@@ -219,6 +229,7 @@ async def measure(turns: int, seed: int, longest_s: float = LONGEST_S) -> Found:
                 "D alone": alone[1],
                 "both, through the proxy": both_s,
                 "both, more than the slower one alone": both_s - max(alone),
+                "both without the proxy, more than that one": pair_s - max(alone),
                 "R through the proxy, more than R alone": await made.turn_s(LegTimes(0.0, decode_s), REPLICA) - lone_s,
             }
             for name, took_s in row.items():

@@ -187,6 +187,8 @@ def taken_fields(endpoint: Endpoint, fields: Fields, engine: str) -> Fields:
     untaken = _UNTAKEN.get(engine, frozenset())
     if engine in _SALTED_IN_CHATS and endpoint is not Endpoint.CHAT:
         untaken |= {_SALT}
+    if untaken.isdisjoint(fields):  # as nearly always
+        return fields
     return {name: value for name, value in fields.items() if name not in untaken}
 
 

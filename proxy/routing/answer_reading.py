@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from ..connectors.leg import Handoff
 from ..openai.answer import AnswerObserver
 from ..openai.reply_key import ReplyKey
@@ -30,6 +32,10 @@ class AnswerReading:
         self.observer = AnswerObserver(request.endpoint, reply, reads_handle=attempt.asks_handle)
         if request.stream:
             self._relay = self._made()
+
+    def prepare_soon(self) -> None:
+        """Where P's leg is written next, which must not wait for it. Before any answer is read all the same."""
+        asyncio.get_running_loop().call_soon(self.prepare)
 
     def relay(self) -> StreamRelay:
         """Of a stream. P's leg may have ended, or a sidecar told of it, since it was prepared."""

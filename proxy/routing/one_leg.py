@@ -125,7 +125,7 @@ class OneLeg:
                 body=leg.parts,
                 headers=self._headers(attempt, leg, view.worker),
                 timeouts=timeouts,
-                meanwhile=reading.prepare,
+                meanwhile=reading.prepare if attempt.both is None else reading.prepare_soon,
             )
             record.status = answer.status
             if is_by_sidecar:

@@ -90,12 +90,13 @@ class Split:
         assert decision.prefill is not None, "a SPLIT has a P"
         pair = Pair(decision.prefill.worker, decision.decode.worker, connector.new_key())
         attempt.handoff = untold = Handoff.untold(pair)
-        to_p = connector.prefill_leg(endpoint, self._leg.fields(attempt, pair.prefill), pair, attempt.leg_id("p"))
-        to_d = connector.decode_leg(endpoint, self._leg.fields(attempt, pair.decode), pair, attempt.leg_id("d"), None)
         found: Found = untold
 
+        # Each makes its own body, so that whichever is asked first does not wait for the other's.
         async def prefilled() -> LegsEvent:
             nonlocal found
+            fields = self._leg.fields(attempt, pair.prefill)
+            to_p = connector.prefill_leg(endpoint, fields, pair, attempt.leg_id("p"))
             try:
                 found = await self._leg.prefilled(attempt, connector, pair, to_p)
             except LegError as exc:
@@ -107,13 +108,18 @@ class Split:
                 attempt.handoff = replace(found, params=untold.params)
             return found.event
 
+        async def decoded() -> OpenAnswer:
+            fields = self._leg.fields(attempt, pair.decode)
+            to_d = connector.decode_leg(endpoint, fields, pair, attempt.leg_id("d"), None)
+            return await self._leg.answered(attempt, to_d, Leg.DECODE)
+
         def note(action: LegsAction, opened: OpenAnswer, error: BaseException | None) -> None:
             cached_tokens = None if attempt.handoff is None else attempt.handoff.cached_tokens
             if action is LegsAction.NOTE_MOVED and opened.relay is not None and cached_tokens is not None:
                 opened.relay.recount(cached_tokens)  # D counts as cached what P sent it
             self._note(attempt, action, error)
 
-        attempt.both = both = TwoLegs(legs, prefilled(), self._leg.answered(attempt, to_d, Leg.DECODE), note)
+        attempt.both = both = TwoLegs(legs, prefilled(), decoded(), note)
         opened = await both.answer()
         return opened if opened is not None else await self._without_p(attempt, legs, found)
 

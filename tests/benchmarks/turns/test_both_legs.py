@@ -12,7 +12,7 @@ from benchmarks.turns.both_legs import LONGEST_S, measure, table
 @pytest.mark.slow
 async def test_every_turn_is_answered_and_every_failure_closes_the_other_leg() -> None:
     found = await measure(turns=4, seed=1)
-    assert [len(times) for times in found.values()] == [4] * 9
+    assert [len(times) for times in found.values()] == [4] * 10
     closed = {name: times for name, times in found.items() if "is closed" in name}
     assert [name.split(",")[0] for name in closed] == [
         "P fails (500)",

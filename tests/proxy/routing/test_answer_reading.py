@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from ppd.proxy.connectors.leg import Handoff
 from ppd.proxy.failures import Leg
 from ppd.proxy.routing.answer_reading import AnswerReading
@@ -44,3 +46,24 @@ def test_a_count_of_ps_that_came_meanwhile_is_shown() -> None:
 def test_an_answer_that_is_a_stream_though_none_was_asked_for_can_be_read() -> None:
     made = reading(running(decision(Leg.LOCAL), stream=False))
     assert made.relay().feed(event(TEXT)) == event(TEXT)
+
+
+async def test_what_is_made_soon_waits_for_what_is_sent_next_and_is_there_before_an_answer() -> None:
+    attempt = running(decision(Leg.DECODE))
+    made = AnswerReading(attempt, LegRecord(kind=Leg.DECODE, worker="", address="", started_s=0.0))
+    found = list[bool]()
+
+    async def sends_other_leg() -> None:
+        found.append(hasattr(made, "observer"))
+
+    async def reads_answer() -> None:
+        made.prepare_soon()
+        heard = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(heard.set_result, None)
+        await heard
+        found.append(hasattr(made, "observer"))
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(reads_answer())
+        tasks.create_task(sends_other_leg())
+    assert found == [False, True]

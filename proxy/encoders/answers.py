@@ -15,7 +15,7 @@ from ..openai.body_members import Edited, Part, encoded, members
 from ..openai.request import MESSAGES_MEMBER, Endpoint, Fields, Request
 
 PARAMS = "ec_transfer_params"
-_PROCESSING = ("mm_processor_kwargs", "media_io_kwargs", "priority")  # members that E must have too
+_ALSO = ("mm_processor_kwargs", "media_io_kwargs", "priority", "session_id")  # members that E must have too
 
 
 class _Entry(msgspec.Struct):
@@ -62,7 +62,7 @@ class EncodedItems(msgspec.Struct, frozen=True):
 def leg_body(request: Request, items: Sequence[MediaItem]) -> tuple[Part, ...]:
     """One message with nothing but these items."""
     fields, prompt = request.fields, request.fields[MESSAGES_MEMBER[request.endpoint]]
-    others = {name: fields[name] for name in _PROCESSING if name in fields}
+    others = {name: fields[name] for name in _ALSO if name in fields}
     head = msgspec.json.encode({"model": request.model, "stream": False, "max_tokens": 1, **others})
     parts: list[Part] = [head[:-1], b',"messages":[{"role":"user","content":[']
     for at, item in enumerate(items):
@@ -93,5 +93,5 @@ def _places(name: str, entry: _Entry, items: Sequence[MediaItem]) -> Iterable[It
 
 def _has_options(fields: Mapping[str, msgspec.Raw]) -> bool:
     """Whether engines know the items by other names than ours, so that metadata cannot stand for them."""
-    options = (members(fields[name]) for name in _PROCESSING[:2] if name in fields)
+    options = (members(fields[name]) for name in _ALSO[:2] if name in fields)
     return any(options)

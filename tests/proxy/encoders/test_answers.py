@@ -43,13 +43,14 @@ def sent(items: EncodedItems, asked: Request = ASKED, **how: bool) -> dict[str, 
 
 
 def test_an_encoder_is_sent_media_alone() -> None:
-    asked = request(tools=[], mm_processor_kwargs={"a": 1}, priority=3, stream=True, max_tokens=99)
+    asked = request(tools=[], mm_processor_kwargs={"a": 1}, priority=3, session_id="s", stream=True, max_tokens=9)
     assert json.loads(b"".join(leg_body(asked, asked.media))) == {
         "model": "m",
         "stream": False,
         "max_tokens": 1,
         "mm_processor_kwargs": {"a": 1},
         "priority": 3,
+        "session_id": "s",
         "messages": [user([image(url) | {"uuid": one.name} for url, one in zip(URLS, asked.media, strict=True)])],
     }
 

@@ -98,14 +98,17 @@ class Canary:
         A turn that tries whether KV moves again may wait as long as its timeout, and its client with it.
         """
         strangers = self._health.strangers.pairs
+        if self._interval_s > 0:  # else nothing would prove them
+            strangers |= self._health.strangers.unproven
         if not self._breakers:  # nearly always
             return strangers
         blocked, states = self._breakers.blocked(now_s) | strangers, self._breakers.states(now_s)
         return blocked | ((self._own(now_s) - self.left_to_turns) & states.keys()) if states else blocked
 
-    def adopt(self, left_to_turns: Iterable[PairId]) -> None:
+    def adopt(self, left_to_turns: Iterable[PairId], unproven: Iterable[PairId]) -> None:
         """The state of the process that sends the canaries."""
         self.left_to_turns = set(left_to_turns)
+        self._health.strangers.unproven = frozenset(unproven)
 
     async def run(self) -> None:
         while self._interval_s > 0:
@@ -118,21 +121,31 @@ class Canary:
                 self.replicated.changed(self.left_to_turns)
 
     def _due(self) -> list[Trial]:
-        """Half-open pairs, then those of the next few pairs that nothing has used for an interval.
+        """Unproven pairs, half-open ones, then those of the next few pairs that nothing has used for an interval.
 
         Bounded, however many pairs there are: the trials of a round run one after the other.
         """
         now_s, views = self._now(), [view for view in self._registry.views() if view.state == "up"]
-        judged = list(self._with_breaker(now_s))
-        known = {trial.pair for trial in judged}
+        judged = {trial.pair: trial for trial in (*self._unproven(), *self._with_breaker(now_s))}
+        known = judged.keys()
         self.left_to_turns &= known
-        due = [trial for trial in judged if not self._is_passed_over(trial)][:TRIALS_A_ROUND]
+        due = [trial for trial in judged.values() if not self._is_passed_over(trial)][:TRIALS_A_ROUND]
         for trial in self._next_pairs(views):
             if trial.pair not in known and self._is_due(trial, now_s) and not self._is_passed_over(trial):
                 due.append(trial)
             if len(due) >= TRIALS_A_ROUND:
                 break
         return due
+
+    def _unproven(self) -> Iterator[Trial]:
+        """Those that a canary can try; none is to be waited for by others."""
+        strangers = self._health.strangers
+        for pair in strangers.unproven:
+            prefill, decode = map(self._registry.view, pair)
+            if prefill and decode and (trial := possible_trial(prefill, decode)):
+                yield trial
+            elif not prefill or not decode or prefill.state == decode.state == "up":
+                strangers.proven(pair)
 
     def _own(self, now_s: float) -> set[PairId]:
         """The pairs with a breaker that a canary can try; as they were at most `LOOK_EVERY_S` ago."""
@@ -187,6 +200,8 @@ class Canary:
             for key in trial.keys:
                 self._breakers.abandoned(key)  # those that the trial proved nothing about
         # Else a pair that no canary can judge, say because its workers want a client's key, is never used again.
+        if result != "overloaded":  # after which it is tried again; a pair that is wedged has its breaker
+            self._health.strangers.proven(trial.pair)
         if result in _TRIED_AGAIN:
             self.left_to_turns.discard(trial.pair)
         else:

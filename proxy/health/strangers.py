@@ -3,6 +3,9 @@
 vLLM's NIXL, in push mode, knows P by the id that D's leg names, and connects to it once. If a P begins anew and keeps
 its id, D goes on telling the process that is gone where to write, and both legs wait until their time is up (seen with
 vLLM 0.32). D knows it again only if D begins anew too, or if P has another id.
+
+What was before this proxy began it cannot have seen. So a D that had begun long before P is not believed to know that P
+until KV has moved from it.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from ..fleet.worker import PairId, Role, WorkerId
 
 log = logging.getLogger(__name__)
 
+STARTS_S = 10.0  # no engine starts, meets a P and outlives it in less; machines' clocks may differ by as much
 KEPT = 100_000  # meetings, those of gone D too: one that was only silent still knows whom it knew
 
 
@@ -31,10 +35,14 @@ class Meeting(NamedTuple):
 
 
 class Strangers:
-    """`pairs` get no turn and no canary. A D is taken to know each P that was up while it was."""
+    """`pairs` get no turn and no canary. A D is taken to know each P that was up while it was.
+
+    `unproven` get a canary before any turn.
+    """
 
     def __init__(self, registry: Registry) -> None:
         self.pairs: frozenset[PairId] = frozenset()
+        self.unproven: frozenset[PairId] = frozenset()
         self._registry = registry
         self._met: dict[Meeting, str] = {}  # the incarnation of P that D knows; the newest last
 
@@ -63,6 +71,11 @@ class Strangers:
                 *(prefill, decode),
             )
 
+    def proven(self, pair: PairId) -> None:
+        """KV has moved, or nothing tells whether it does."""
+        if pair in self.unproven:
+            self.unproven -= {pair}
+
     def met(self) -> list[tuple[Meeting, str]]:
         """For a process that has just started."""
         return list(self._met.items())
@@ -77,6 +90,11 @@ class Strangers:
         """Those of these who are up know each other from now on, unless D knows another process in P's place."""
         for meeting, prefill, decode in _meetings(decodes, prefills):
             if prefill.up and decode.up:
+                if meeting not in self._met:
+                    pair = frozenset(((prefill.id, decode.id),))
+                    self.unproven -= pair
+                    if _began_long_before(decode, prefill):
+                        self.unproven |= pair
                 self._met[meeting] = self._met.pop(meeting, prefill.incarnation)
         while len(self._met) > KEPT:
             del self._met[next(iter(self._met))]
@@ -99,6 +117,10 @@ def _meetings(
             for decode in decodes:
                 if decode.role is Role.DECODE and decode.worker.connector == prefill.worker.connector:
                     yield Meeting(decode.id, decode.incarnation, engine), prefill, decode
+
+
+def _began_long_before(decode: WorkerView, prefill: WorkerView) -> bool:
+    return _tells_its_start(decode) and float(prefill.incarnation) - float(decode.incarnation) > STARTS_S
 
 
 def _tells_its_start(view: WorkerView) -> bool:

@@ -101,6 +101,7 @@ class WorkerHealth:
     def succeeded(self, key: Key) -> None:
         if isinstance(key, tuple):
             self._moved_s[key] = self._now()
+            self.strangers.proven(key)
         if self.breakers.succeeded(key, self._now()):
             log.info("%s gets turns as before", self._name(key))
             if not isinstance(key, tuple):

@@ -237,9 +237,10 @@ class EnginesMet(Event, tag="engines"):
 
 
 class PairsLeft(Event, tag="left"):
-    """See `Canary.left_to_turns`."""
+    """See `Canary.left_to_turns` and `Strangers.unproven`."""
 
     left_to_turns: list[tuple[WorkerId, WorkerId]]
+    unproven: list[tuple[WorkerId, WorkerId]]
 
 
 class LimitCharged(Event, tag="charged"):

@@ -110,7 +110,7 @@ class Replication:
             self._channels.schedule_flush()
 
     def _pairs_left(self, left_to_turns: Collection[PairId]) -> None:
-        self._channels.queue(PairsLeft(list(left_to_turns)))
+        self._channels.queue(PairsLeft(list(left_to_turns), list(self._state.health.strangers.unproven)))
 
     def pending(self) -> Iterator[Event]:
         """What changes at every turn: sent as it is at a flush, not step by step."""
@@ -139,7 +139,8 @@ class Replication:
         yield [ConfigRead(*settings.live())]
         yield [LimitOwed(name, limit, full_s) for name, limit, full_s in state.rate_limits.debts()]
         yield [CircuitChanged(key, circuit) for key, circuit in state.health.breakers.circuits().items()]
-        yield [EnginesMet(state.health.strangers.met()), PairsLeft(list(self._canary.left_to_turns))]
+        strangers = state.health.strangers
+        yield [EnginesMet(strangers.met()), PairsLeft(list(self._canary.left_to_turns), list(strangers.unproven))]
         yield [PromptSuspected(prompt, dict(losses)) for prompt, losses in state.poisoned.suspects()]
         yield from self._turns.snapshot()
 
@@ -175,7 +176,7 @@ class Replication:
             CircuitChanged: lambda _, event: state.health.adopt(event.key, event.circuit),
             PromptSuspected: lambda _, event: state.poisoned.adopt(event.prompt, event.losses),
             EnginesMet: lambda _, event: state.health.strangers.adopt(event.met),
-            PairsLeft: lambda _, event: self._canary.adopt(event.left_to_turns),
+            PairsLeft: lambda _, event: self._canary.adopt(event.left_to_turns, event.unproven),
             LimitCharged: lambda _, event: limits.charge(event.name, Limit(event.limit), event.seconds, now()),
             LimitOwed: lambda _, event: limits.owe(event.name, Limit(event.limit), event.full_s),
             ConfigChanged: lambda _, event: self._operated.change(event.keys),

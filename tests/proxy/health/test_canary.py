@@ -71,9 +71,9 @@ class FakeUpstream:
 class Bench:
     """A canary, its clock, and the proxy's state."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, interval_s: float = INTERVAL_S) -> None:
         self.now_s = 1000.0
-        config = ProxyConfig(canary_interval_s=INTERVAL_S, breaker_open_s=5.0, breaker_failures=1)
+        config = ProxyConfig(canary_interval_s=interval_s, breaker_open_s=5.0, breaker_failures=1)
         proxy = assemble(Settings(config), now=lambda: self.now_s)
         proxy.listener.close()
         self.state = proxy.state

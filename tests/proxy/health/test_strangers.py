@@ -104,6 +104,33 @@ def test_which_pairs_get_no_turn(script: str, strange: bool) -> None:
     assert Fleet().play(script).strangers.pairs == (PAIR if strange else set())
 
 
+@pytest.mark.parametrize(
+    ("script", "unproven"),
+    [
+        ("d1 p99", True),  # which D knows, or one that was there before this proxy began
+        ("p99 d1", True),
+        ("p1 d99", False),  # D had met no other
+        ("p5 d1", False),  # as when a fleet starts
+        ("d1 pl", False),  # one that does not tell when it began
+        ("dl p99", False),
+        ("d1 p99 p- p99", True),
+        ("d1 p99 d100", False),
+        ("d1 p99 d100 p200", False),  # that one is known to be strange
+        ("d1 p/two p99", True),
+    ],
+)
+def test_a_d_that_began_long_before_p_may_know_another(script: str, unproven: bool) -> None:
+    fleet = Fleet().play(script)
+    assert fleet.strangers.unproven == (PAIR if unproven else set())
+    fleet.strangers.proven((P, D))
+    assert fleet.play("p- d- p99").strangers.unproven == set()
+
+
+@pytest.mark.parametrize("connector", ["nixl", "mooncake", "sglang"])
+def test_where_p_is_told_each_time_nothing_is_to_be_proven(connector: str) -> None:
+    assert Fleet(connector).play("d1 p99").strangers.unproven == set()
+
+
 @pytest.mark.parametrize("connector", ["nixl", "mooncake", "sglang"])
 def test_those_who_are_told_of_p_each_time_know_it(connector: str) -> None:
     assert Fleet(connector).play("p1 d1 p2").strangers.pairs == set()

@@ -1,9 +1,13 @@
-"""Real E, P and D through the real proxy: KV by NIXL, embeddings over files by vLLM's own connector, or over Redis."""
+"""Real E, P and D through the real proxy: KV by NIXL, embeddings over files by vLLM's own connector, or over Redis.
+
+Over files `ppd agent` launches E, and the proxy learns of it by heartbeats alone.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -17,10 +21,11 @@ import pytest_asyncio
 from benchmarks.eviction.engines import tiny_engine
 from ppd.proxy.config import EncoderUse, Mode
 from ppd.proxy.fleet.worker import Role
+from ppd.servers.fleet.ports import free_ports
 from ppd.servers.fleet.process import EngineProcess
 from ppd.servers.vllm.cpu_install import ensure, unsupported_reason
 from ppd.servers.vllm.encoder_parts import ensure_parts
-from ppd.servers.vllm.launch import TINY_NAME, command
+from ppd.servers.vllm.launch import TINY_ARGS, TINY_NAME, EngineSpec, Launch, command
 from ppd.servers.vllm.tiny_llava import ensure_llava
 from tests.servers.ec_redis.redis_server import RedisServer
 from tests.support.proxy import ProxyClient, Turn, running_proxy
@@ -41,6 +46,7 @@ class Engines:
     session: aiohttp.ClientSession
     addresses: dict[str, str]
     embeddings: Callable[[], int]  # that E has given away so far
+    heartbeat_port: int = 0  # where E's agent says that it is there; 0: the config names E
 
     async def straight(self, name: str, *seeds: int, uuid: str = "straight", asks: bool = True) -> str:
         """What the engine of this name answers without a proxy."""
@@ -61,8 +67,15 @@ async def engines(born: Born, tmp_path_factory: pytest.TempPathFactory) -> Async
     """Over files."""
     shared = tmp_path_factory.mktemp("embeddings")  # a folder an item
     cache = {"ec_connector": "ECExampleConnector", "ec_connector_extra_config": {"shared_storage_path": str(shared)}}
+<<<<<<< HEAD
     async with started(tmp_path_factory.mktemp("engines"), cache, born) as (session, addresses):
         yield Engines(session, addresses, lambda: sum(1 for _ in shared.rglob("*.safetensors")))
+=======
+    (port,) = free_ports(1)
+    agent = Agent(port, shared)
+    async with started(tmp_path_factory.mktemp("engines"), cache, agent) as (session, addresses):
+        yield Engines(session, addresses, lambda: sum(1 for _ in shared.rglob("*.safetensors")), port)
+>>>>>>> 7a81c550 (tests: over files a real E is launched by an agent, and the proxy knows it by heartbeats alone)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -73,11 +86,31 @@ async def over_redis(born: Born, tmp_path_factory: pytest.TempPathFactory) -> As
             yield Engines(session, addresses, lambda: pushes(server.url))
 
 
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """Launches E, and announces it."""
+
+    heartbeat_port: int
+    embeddings: Path
+
+    def launch(self, spec: EngineSpec, log: Path) -> Launch:
+        argv = [sys.executable, "-m", "ppd.servers", "agent", "--role", "E", "--model", spec.model, "--device", "cpu"]
+        argv += ["--port", str(spec.port), "--proxy", f"{spec.host}:{self.heartbeat_port}", "--interval", "0.5"]
+        argv += ["--python", spec.python, "--encoder-cache", str(self.embeddings), "--log", str(log)]
+        return Launch((*argv, "--", "--served-model-name", TINY_NAME, *TINY_ARGS))
+
+
 @asynccontextmanager
 async def started(
+<<<<<<< HEAD
     folder: Path, cache: dict[str, Any], born: Born
 ) -> AsyncIterator[tuple[aiohttp.ClientSession, dict[str, str]]]:
     """E, P and D. cache: what `--ec-transfer-config` says of the encoders' cache."""
+=======
+    folder: Path, cache: dict[str, Any], agent: Agent | None = None
+) -> AsyncIterator[tuple[aiohttp.ClientSession, dict[str, str]]]:
+    """E, P and D. cache: what `--ec-transfer-config` says of the encoders' cache; agent: E's, which says it itself."""
+>>>>>>> 7a81c550 (tests: over files a real E is launched by an agent, and the proxy knows it by heartbeats alone)
     if reason := unsupported_reason():
         pytest.skip(f"real vLLM is not tested here: {reason}")
     environment = ensure(print)
@@ -87,7 +120,12 @@ async def started(
         for name, role in (("E", Role.REPLICA), ("P", Role.PREFILL), ("D", Role.DECODE)):
             spec = tiny_engine(role, model, environment.python, *encoder_args(name, cache))
             spec = replace(spec, connector="none" if name == "E" else spec.connector)
+<<<<<<< HEAD
             launch = born(with_env(command(spec), {"PYTHONPATH": str(parts)}))
+=======
+            launch = agent.launch(spec, folder / "E-engine.log") if agent and name == "E" else command(spec)
+            launch = with_env(launch, {"PYTHONPATH": str(parts)})
+>>>>>>> 7a81c550 (tests: over files a real E is launched by an agent, and the proxy knows it by heartbeats alone)
             process = EngineProcess(launch, folder / f"{name}.log", name=name)
             processes[name] = await stack.enter_async_context(process)
             addresses[name] = spec.address
@@ -105,12 +143,16 @@ def encoder_args(name: str, cache: dict[str, Any]) -> tuple[str, ...]:
 
 async def asked(engines: Engines, mode: Mode, workers: str, *seeds: int) -> list[Turn]:
     """One turn about each image, through a proxy whose workers are `R=P`: as R, the engine P."""
-    named = (one.split("=") for one in workers.split())
-    told = tuple(f"{role}={engines.addresses[name]}{'' if role == 'E' else ',connector=nixl'}" for role, name in named)
+    named, port = [one.split("=") for one in workers.split()], engines.heartbeat_port
+    told = tuple(
+        f"{role}={engines.addresses[name]}{'' if role == 'E' else ',connector=nixl'}"
+        for role, name in named
+        if role != "E" or not port
+    )
     settings: dict[str, Any] = {"mode": mode, "encoder": EncoderUse.ALWAYS, "probe_interval_s": 0.5}
-    async with running_proxy(workers=told, **settings) as running:
+    async with running_proxy(workers=told, heartbeat_port=port, **settings) as running:
         client = ProxyClient(*running, TINY_NAME)
-        await client.until(lambda: list(client.states().values()) == ["up"] * len(told), 60)
+        await client.until(lambda: list(client.states().values()) == ["up"] * len(named), 60)
         turns = []
         for seed in seeds:
             turn = await client.chat([{"role": "user", "content": [image(seed, "the client's"), QUESTION]}], **GREEDY)

@@ -3,8 +3,10 @@
 Context first: P computes the prompt, samples the first token, and answers with opaque parameters and the prompt's token
 ids; D gets both back and answers from that token on. If the first token ends the answer, P's answer is all of it.
 Generation first: both legs at once, under an id of the proxy's; D is told P's endpoint, which `GET /server_info` tells.
-P samples with what the client asked for, and its role ends it after one token. An id is used once. Source: TensorRT-LLM
-1.4 (`trtllm-serve disaggregated`); the layout is in docs/protocols.md.
+If P's first token ends the answer and D has not begun, P's answer is all of it too: nobody says whether such a P hands
+over. P samples with what the client asked for, and its role ends it after one token. An id is used once.
+
+Source: TensorRT-LLM 1.4 (`trtllm-serve disaggregated`); the layout is in docs/protocols.md.
 """
 
 from __future__ import annotations
@@ -111,7 +113,8 @@ class TrtLlmGenerationFirst:
         return leg(endpoint, body, leg_id, fields)
 
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | Finished | NoHandoff:
-        return counts_of(answer)
+        counts = counts_of(answer)
+        return Finished(answer, counts.cached_tokens) if _is_whole(answer) else counts
 
     def decode_leg(
         self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str, handoff: Handoff | None
@@ -129,6 +132,14 @@ class TrtLlmGenerationFirst:
             }
         )
         return leg(endpoint, body, leg_id, fields)
+
+
+def _is_whole(answer: bytes) -> bool:
+    try:
+        choices = msgspec.json.decode(without_nan(answer) or answer, type=_Answer).choices
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return len(choices) == 1 and choices[0].finish_reason in _WHOLE
 
 
 def info_url(worker: Worker) -> str:

@@ -12,7 +12,7 @@ from ppd.proxy.failures import Leg
 from ppd.servers.sim.core.counters import Trap
 from ppd.servers.sim.core.fault_orders import Faults, Order
 from ppd.servers.sim.engine.engine import SimEngine
-from tests.e2e.failures.fleet import FaultFleet, Talk
+from tests.e2e.failures.fleet import FaultFleet, Seen, Talk
 
 NAMES = list(CONNECTORS)
 WORDS = "Some words, so that there are blocks to move. " * 4
@@ -34,6 +34,11 @@ def options_of(engine: SimEngine) -> str:
     if engine.protocol.engine != "vllm":
         told["engine"] = engine.protocol.engine
     return "".join(f",{key}={value}" for key, value in told.items())
+
+
+def shows_transfers(seen: Seen) -> bool:
+    """Whether the client was told a worker's parameters, or its address."""
+    return any(part in seen.body for part in (b'_params":{', b'token_ids":[', b"127.0.0.1"))
 
 
 class ConnectorFleet:

@@ -23,7 +23,7 @@ from ppd.servers.sim.core.fault_orders import FaultKind, Faults, Order
 from tests.e2e.encoders.test_encoders import asks, images, picture
 from tests.e2e.failures.fleet import Seen
 from tests.e2e.failures.outcomes import held_by
-from tests.e2e.fleet.connector_fleets import HASTY, NAMES, WORDS, ConnectorFleet, ConnectorFleets
+from tests.e2e.fleet.connector_fleets import HASTY, NAMES, WORDS, ConnectorFleet, ConnectorFleets, shows_transfers
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -48,11 +48,6 @@ async def hasty() -> AsyncIterator[ConnectorFleets]:
     """For what ends by time-outs alone."""
     async with AsyncExitStack() as stack:
         yield ConnectorFleets(stack, attempts=3, **HASTY)
-
-
-def shows_transfers(seen: Seen) -> bool:
-    """Whether the client was told a worker's parameters, or its address."""
-    return any(part in seen.body for part in (b'_params":{', b'token_ids":[', b"127.0.0.1"))
 
 
 @pytest.mark.parametrize("connector", NAMES)
@@ -288,34 +283,6 @@ async def test_a_d_that_tells_of_no_radix_cache_is_believed_to_hold_nothing(flee
     assert held_by(field, receipt.session, Leg.DECODE) == (field.worker(receipt.decode), 0)
     assert held_by(field, receipt.session, Leg.PREFILL)[1] > 0
     await fleet.rest()
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_first_token_that_ends_the_answer_is_ps_and_d_is_not_asked(
-    fleets: ConnectorFleets, stream: bool
-) -> None:
-    fleet = await fleets.of("trtllm")
-    field, body = fleet.field, fleet.talk().body()
-    async with field.session.post(
-        f"http://{field.engines['reference'].address}/v1/chat/completions", json={**body, "return_token_ids": True}
-    ) as answer:
-        (choice,) = (await answer.json())["choices"]
-    asked = {name: len(engine.received) for name, engine in field.engines.items()}
-    told = {"stream_options": {"include_usage": True}} if stream else {}
-    seen = await field.ask(body | {"stop_token_ids": choice["token_ids"][:1], "stream": stream, **told})
-    receipt = field.newest()
-    assert (seen.is_complete, seen.is_stream) == (True, stream), seen.body
-    assert not shows_transfers(seen)
-    usage = seen.events[-2]["usage"] if stream else seen.json["usage"]
-    assert (usage["completion_tokens"], receipt.completion_tokens) == (1, 1)
-    assert ([leg.kind for leg in receipt.legs], receipt.outcome) == ([Leg.PREFILL], "completed")
-    assert all(len(field.engines[name].received) == asked[name] for name in ("D1", "D2"))
-    (session,) = field.proxy.state.sessions.recent(1)
-    assert (session.decode, session.prefill is not None) == (None, True), "nothing is believed of D"
-    await field.until(field.idle)
-    again = await field.ask(body)
-    assert again.text == choice["message"]["content"]
-    await field.until(field.idle)
 
 
 async def test_an_error_of_d_that_names_p_is_told_without_its_text(fleets: ConnectorFleets) -> None:

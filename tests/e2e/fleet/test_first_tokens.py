@@ -1,8 +1,7 @@
 """P's first token ends its answer, as where the model's next token is the end of its turn: whose answer is it then?
 
-TensorRT-LLM's P hands nothing over and answers (`test_connectors`). vLLM's Mooncake and MoRIIO hand nothing over
-either, and do not tell D, which waits for minutes: its leg is ended, and it computes the prompt. NIXL's and SGLang's
-hand over.
+TensorRT-LLM's P answers. vLLM's Mooncake and MoRIIO hand nothing over, and do not tell D, which waits for minutes: its
+leg is ended, and it computes the prompt. NIXL's and SGLang's hand over.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ppd.proxy.connectors import CONNECTORS
 from ppd.proxy.failures import Leg
 from ppd.proxy.leg_moves import LegOrder
 from ppd.servers.sim.core.fault_orders import FaultKind, Order
-from tests.e2e.fleet.connector_fleets import NAMES, ConnectorFleet, ConnectorFleets
+from tests.e2e.fleet.connector_fleets import NAMES, ConnectorFleet, ConnectorFleets, shows_transfers
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -31,9 +30,9 @@ CASES = [
     (connector, path)
     for connector in NAMES
     for path in (CHAT, MESSAGES)
-    if connector != "trtllm" and (path == CHAT or CONNECTORS[connector].order is not LegOrder.D_FIRST)
+    if not connector.startswith("trtllm") and (path == CHAT or CONNECTORS[connector].order is not LegOrder.D_FIRST)
 ]
-"""TensorRT-LLM's and SGLang's legs cannot carry a turn of Messages."""
+"""SGLang's legs cannot carry a turn of Messages."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -79,3 +78,36 @@ async def test_the_turn_is_answered_at_once_by_d(
     assert stopping.orders[0].times == (1 if connector == "none" else 0), "it was provoked"
     await fleet.rest()
     assert not fleet.used_twice()
+
+
+@pytest.mark.parametrize("connector", ["trtllm", "trtllm_gen_first"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_first_token_that_ends_the_answer_is_ps_and_d_is_not_asked(
+    fleets: ConnectorFleets, connector: str, stream: bool
+) -> None:
+    """Or, generation first, was asked already: what it would say is the same."""
+    fleet = await fleets.of(connector)
+    field, body = fleet.field, fleet.talk().body()
+    async with field.session.post(
+        f"http://{field.engines['reference'].address}/v1/chat/completions", json={**body, "return_token_ids": True}
+    ) as answer:
+        (choice,) = (await answer.json())["choices"]
+    asked = {name: len(engine.received) for name, engine in field.engines.items()}
+    told = {"stream_options": {"include_usage": True}} if stream else {}
+    seen = await field.ask(body | {"stop_token_ids": choice["token_ids"][:1], "stream": stream, **told})
+    receipt = field.newest()
+    assert (seen.is_complete, seen.is_stream) == (True, stream), seen.body
+    assert not shows_transfers(seen)
+    usage = seen.events[-2]["usage"] if stream else seen.json["usage"]
+    assert (usage["completion_tokens"], receipt.completion_tokens) == (1, 1)
+    assert (receipt.legs[0].kind, receipt.outcome) == (Leg.PREFILL, "completed")
+    assert [leg.error for leg in receipt.legs if leg.error] == []
+    if connector == "trtllm":
+        assert len(receipt.legs) == 1
+        assert all(len(field.engines[name].received) == asked[name] for name in ("D1", "D2"))
+        (session,) = field.proxy.state.sessions.recent(1)
+        assert (session.decode, session.prefill is not None) == (None, True), "nothing is believed of D"
+    await field.until(field.idle)
+    again = await field.ask(body)
+    assert again.text == choice["message"]["content"]
+    await field.until(field.idle)

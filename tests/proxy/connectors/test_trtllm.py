@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ppd.proxy.connectors import missing_coordinates, usual_connector, usual_engine
-from ppd.proxy.connectors.leg import Finished, Handoff, NoHandoff, Pair
+from ppd.proxy.connectors.leg import Finished, Handoff, NoHandoff, Pair, counts_of
 from ppd.proxy.connectors.trtllm import TrtLlm, TrtLlmGenerationFirst, endpoint_told, info_url
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.openai.request import Endpoint, Fields
@@ -111,6 +111,20 @@ def test_wrong_parameters_are_refused_by_name(make_pair: MakePair, name: str, va
 def test_a_first_token_that_ends_the_answer_leaves_nothing_to_hand_over(make_pair: MakePair) -> None:
     answer = ANSWER | {"choices": [{"finish_reason": "stop", "message": {"content": ""}}]}
     assert handoff(make_pair(key=KEY), answer) == Finished(msgspec.json.encode(answer), 2)
+
+
+@pytest.mark.parametrize("reason", ["stop", "tool_calls", "length", "not_finished", None])
+def test_generation_first_such_an_answer_is_all_of_it_too(make_pair: MakePair, reason: str | None) -> None:
+    answer = msgspec.json.encode({"choices": [{"finish_reason": reason}], "usage": ANSWER["usage"]})
+    found = TrtLlmGenerationFirst().handoff(answer, make_pair(key=KEY))
+    assert found == (Finished(answer, 2) if reason in ("stop", "tool_calls") else counts_of(answer))
+
+
+@pytest.mark.parametrize(
+    "answer", [b"junk", b"{}", b'{"choices": [{"finish_reason": "stop"}, {"finish_reason": "stop"}]}']
+)
+def test_generation_first_an_answer_that_tells_nothing_leaves_it_to_d(make_pair: MakePair, answer: bytes) -> None:
+    assert TrtLlmGenerationFirst().handoff(answer, make_pair(key=KEY)) == counts_of(answer)
 
 
 def test_ids_are_not_an_engines_own_and_another_one_each_time() -> None:

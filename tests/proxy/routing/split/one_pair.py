@@ -38,7 +38,7 @@ def event(data: object) -> bytes:
     return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
-COORDINATES = {"engine_id": "e"}
+COORDINATES = {"engine_id": "e", "ctx_info_endpoint": "tcp://10.0.0.5:9000"}
 GOOD_P = http(msgspec.json.encode(WHOLE))
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"  # until the connection ends
 GOOD_D = STREAM + event(TEXT)

@@ -179,3 +179,28 @@ async def test_a_d_that_has_begun_without_p_goes_on(lab: Lab) -> None:
     assert not lab.d.hung_up.is_set()
     assert opened.relay is not None
     assert not list(lab.proxy.state.metrics.failures._metrics), "it is nobody's failure"
+
+
+# -- TensorRT-LLM's P, whose first token ended the answer: whether it hands over all the same, nobody tells
+
+ENDING = pytest.mark.parametrize("lab", ["trtllm_gen_first"], indirect=True)
+
+
+@ENDING
+async def test_its_answer_is_all_of_it_where_d_waits_for_what_may_never_come(lab: Lab) -> None:
+    lab.p.say(STOPPED_P)
+    opened = await lab.answer()
+    assert isinstance(opened.first, bytes) and b'"content":"x"' in opened.first
+    assert (opened.relay, lab.attempt.is_finished_on_prefill) == (None, True)
+    await lab.until_hung_up(lab.d)
+    assert [leg.error for leg in lab.attempt.receipt.legs] == [None, None]
+
+
+@ENDING
+async def test_a_d_that_it_has_handed_over_to_goes_on(lab: Lab) -> None:
+    lab.d.say(GOOD_D)
+    opened = await lab.answer()
+    lab.p.say(STOPPED_P)
+    await asyncio.sleep(0.01)
+    assert isinstance(opened.first, bytes) and b"hi" in opened.first
+    assert not lab.attempt.is_finished_on_prefill and not lab.d.hung_up.is_set()

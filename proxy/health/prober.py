@@ -159,7 +159,7 @@ class Prober:
             self._session,
             view.worker.base_url,
             api_key=key,
-            tls=self._tls.context,
+            tls=self._tls.context if view.worker.tls else None,
             asks_events=self._may_tell_events(view) and (told is None or told.incarnation != view.incarnation),
             query=query_of(view.configured or view.worker),
             metrics_path=metrics_path(view.worker.engine),

@@ -28,9 +28,17 @@ class Tls:
 
     def __init__(self, make: Callable[[], ssl.SSLContext], *files: str) -> None:
         """files: what `make` reads; it raises ConfigError if it can't use them."""
+        named = [Path(file) for file in files if file]
         self._make = make
-        self._watched = WatchedFiles(*(Path(file) for file in files if file))
-        self.context = make()
+        self._watched = WatchedFiles(*named)
+        # Without files nothing can be wrong, and few fleets need it: the system's authorities take 40 ms to read.
+        self._context = make() if named else None
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        if self._context is None:
+            self._context = self._make()
+        return self._context
 
     async def watch(self, reloaded: Callable[[bool], None], every_s: float = WATCH_EVERY_S) -> None:
         """Replaces the context when files change, until cancelled. reloaded: told whether they could be used."""
@@ -44,7 +52,7 @@ class Tls:
         if not self._watched.are_new():
             return None
         try:
-            self.context = self._make()
+            self._context = self._make()
         except ConfigError as exc:
             log.error("changed certificates are not used: %s", exc)
             return False

@@ -67,15 +67,10 @@ async def engines(born: Born, tmp_path_factory: pytest.TempPathFactory) -> Async
     """Over files."""
     shared = tmp_path_factory.mktemp("embeddings")  # a folder an item
     cache = {"ec_connector": "ECExampleConnector", "ec_connector_extra_config": {"shared_storage_path": str(shared)}}
-<<<<<<< HEAD
-    async with started(tmp_path_factory.mktemp("engines"), cache, born) as (session, addresses):
-        yield Engines(session, addresses, lambda: sum(1 for _ in shared.rglob("*.safetensors")))
-=======
     (port,) = free_ports(1)
     agent = Agent(port, shared)
-    async with started(tmp_path_factory.mktemp("engines"), cache, agent) as (session, addresses):
+    async with started(tmp_path_factory.mktemp("engines"), cache, born, agent) as (session, addresses):
         yield Engines(session, addresses, lambda: sum(1 for _ in shared.rglob("*.safetensors")), port)
->>>>>>> 7a81c550 (tests: over files a real E is launched by an agent, and the proxy knows it by heartbeats alone)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -102,15 +97,9 @@ class Agent:
 
 @asynccontextmanager
 async def started(
-<<<<<<< HEAD
-    folder: Path, cache: dict[str, Any], born: Born
-) -> AsyncIterator[tuple[aiohttp.ClientSession, dict[str, str]]]:
-    """E, P and D. cache: what `--ec-transfer-config` says of the encoders' cache."""
-=======
-    folder: Path, cache: dict[str, Any], agent: Agent | None = None
+    folder: Path, cache: dict[str, Any], born: Born, agent: Agent | None = None
 ) -> AsyncIterator[tuple[aiohttp.ClientSession, dict[str, str]]]:
     """E, P and D. cache: what `--ec-transfer-config` says of the encoders' cache; agent: E's, which says it itself."""
->>>>>>> 7a81c550 (tests: over files a real E is launched by an agent, and the proxy knows it by heartbeats alone)
     if reason := unsupported_reason():
         pytest.skip(f"real vLLM is not tested here: {reason}")
     environment = ensure(print)
@@ -120,12 +109,8 @@ async def started(
         for name, role in (("E", Role.REPLICA), ("P", Role.PREFILL), ("D", Role.DECODE)):
             spec = tiny_engine(role, model, environment.python, *encoder_args(name, cache))
             spec = replace(spec, connector="none" if name == "E" else spec.connector)
-<<<<<<< HEAD
-            launch = born(with_env(command(spec), {"PYTHONPATH": str(parts)}))
-=======
-            launch = agent.launch(spec, folder / "E-engine.log") if agent and name == "E" else command(spec)
+            launch = agent.launch(spec, folder / "E-engine.log") if agent and name == "E" else born(command(spec))
             launch = with_env(launch, {"PYTHONPATH": str(parts)})
->>>>>>> 7a81c550 (tests: over files a real E is launched by an agent, and the proxy knows it by heartbeats alone)
             process = EngineProcess(launch, folder / f"{name}.log", name=name)
             processes[name] = await stack.enter_async_context(process)
             addresses[name] = spec.address

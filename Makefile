@@ -40,7 +40,7 @@ test: $(READY)
 	$(WAITING) $(PATIENT) --data-plane asgi $(CONFORMANCE)
 	$(PYTEST) --reruns 1 -rR -m alone tests/e2e
 	$(MAKE) --no-print-directory sanitize
-	$(BESIDE) $(PATIENT) --no-loadscope-reorder -m vllm tests/vllm # in the order of conftest.py
+	$(PYTEST) $(PATIENT) -m vllm tests/vllm # beside one another they are too slow for their limits
 
 # The report is looked at in a real browser. PPD_CHROMIUM names another one.
 browser:

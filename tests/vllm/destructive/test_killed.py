@@ -73,7 +73,9 @@ async def test_a_d_that_dies_in_mid_stream_and_returns_without_its_cache(fleet: 
         counters = await fleet.counters(Role.DECODE)
         assert counters.get(HIT, 0.0) == 0
         assert counters[PULLED] > 0
-        # One that did not look sends the turn where it was; D computes all of it, and says so.
+        # One that did not look sends the turn where it was, once its breaker lets it; D computes it all, and says so.
+        state = trusting.proxy.state
+        await trusting.until(lambda: not state.health.breakers.blocked(state.now()), limit_s=60)
         turn = await unaware_later.say(LINES[2])
         assert turn.route == "LOCAL"
         assert turn.body["usage"]["prompt_tokens_details"]["cached_tokens"] == 0

@@ -73,7 +73,9 @@ async def start(stack: AsyncExitStack, connector: str, born: Born, logs: Path) -
 
 
 def up(proxy: Any) -> int:
-    return sum(view.up for view in proxy.state.registry.views())
+    """Workers; none while a breaker keeps turns from one that was gone a moment ago."""
+    state = proxy.state
+    return 0 if state.health.breakers.blocked(state.now()) else sum(view.up for view in state.registry.views())
 
 
 async def test_p_moves_its_kv_to_d_and_d_says_what_p_would(pair: VllmFleet) -> None:

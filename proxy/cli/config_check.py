@@ -107,16 +107,19 @@ def _picker(config: ProxyConfig) -> None:
 
 
 PARTS: tuple[Callable[[ProxyConfig], object], ...] = (
-    *(
-        static_workers,
-        weight_rules,
-        target_rules,
-        order_rules,
-        check_config_table,
-        _profiles,
-        _schedule,
-        _mode,
-        _client_keys,
-    ),
-    *(client_tls, worker_tls, check_curve_keys, _receipt_log, _tokenizer, _picker),
+    static_workers,
+    weight_rules,
+    target_rules,
+    order_rules,
+    check_config_table,
+    _profiles,
+    _schedule,
+    _mode,
+    _client_keys,
+    client_tls,
+    worker_tls,
+    check_curve_keys,
+    _receipt_log,
+    _tokenizer,
+    _picker,
 )

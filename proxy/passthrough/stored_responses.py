@@ -14,6 +14,7 @@ from typing import Self
 
 from ..admission.keys import Client
 from ..admission.rate_limits import with_limits
+from ..admission.scoped_requests import no_such_response
 from ..config import ProxyConfig
 from ..errors import OVERLOAD, LegError, NotFound, refusal
 from ..failures import Phase
@@ -23,7 +24,6 @@ from ..openai.answer import AnswerObserver
 from ..openai.edits import Edits, Redaction, edited_body
 from ..openai.request import Endpoint, scope_of
 from ..openai.stream_relay import StreamRelay
-from ..routing.attempt import no_such_response
 from ..routing.state import State
 from ..sessions.session import response_key
 from ..upstream.call import Answer, Call, Timeouts

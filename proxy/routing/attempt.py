@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
-from msgspec.structs import replace
 
 from ..admission.gate import Permit
 from ..admission.keys import Client
@@ -21,7 +20,7 @@ from ..connectors.p2p_nccl import shown_id
 from ..encoders.choosing import NamedEncoders
 from ..encoders.encoder_chooser import EncoderTurn
 from ..encoders.legs import EncodedTurn
-from ..errors import TOO_MANY, WORKERS_LOST, LegError, NotFound, Overloaded, PPDError, without_frames
+from ..errors import TOO_MANY, WORKERS_LOST, LegError, Overloaded, PPDError, without_frames
 from ..failures import Cause, ClientGets, FailureRule, HealthEffect, Leg, Phase
 from ..fleet.booking import LegBooking
 from ..fleet.view import WorkerView
@@ -34,12 +33,11 @@ from ..openai.answer import AnswerObserver
 from ..openai.body_members import encoded, members
 from ..openai.edits import Edits, Redaction
 from ..openai.reply_key import ReplyKey
-from ..openai.request import CHOOSING, Endpoint, Request
+from ..openai.request import CHOOSING, Request
 from ..openai.stream_relay import StreamRelay
 from ..policy import Decision, Route, Turn
 from ..readback.handles import Handle
-from ..sessions.session import Prompt, response_key
-from ..sessions.table import SessionMatch, SessionTable
+from ..sessions.table import SessionMatch
 from ..telemetry.receipts import LegRecord, Receipt, new_id
 from ..tokenizer.count_checks import CountCheck, CountedPrompt
 from ..upstream.call import Answer, Call, Expiry
@@ -52,7 +50,6 @@ _ANSWERING = {
     Route.READBACK: Leg.DECODE,
     Route.REPLICA: Leg.REPLICA,
 }
-RESPONSE_ID_LIMIT = 128  # characters; longer ones are shown cut in errors
 
 
 class Attempt(msgspec.Struct, kw_only=True, eq=False):
@@ -217,36 +214,6 @@ class TurnContext(msgspec.Struct, frozen=True):
     given: Mapping[str, str] = {}  # the request's own, names in lower case
 
 
-def in_scope(request: Request, client: Client, sessions: SessionTable) -> Request:
-    """The request as workers may see it: with the tenant's salt and ids. NotFound for another tenant's response."""
-    scope, prompt = client.scope, request.prompt
-    if scope is None:
-        return request
-    previous = prompt.previous_response_id
-    if previous is not None and not scope.owns(previous) and not _is_known(previous, prompt, sessions):
-        raise no_such_response(previous, "previous_response_id")
-    is_response = request.endpoint is Endpoint.RESPONSES
-    return replace(request, fields=scope.fields(request.fields, request.cache_salt, is_response=is_response))
-
-
-def named_afresh(request: Request, client: Client) -> Request:
-    """For another attempt: the legs of some connectors meet by a response's id, which is good for one."""
-    if client.scope is None or request.endpoint is not Endpoint.RESPONSES:
-        return request
-    return replace(request, fields=client.scope.renamed(request.fields))
-
-
-def _is_known(response_id: str, prompt: Prompt, sessions: SessionTable) -> bool:
-    """Of a worker that gave it another id than it was asked to, or made with a key that has been withdrawn since."""
-    scope = prompt.response_scope
-    return scope is not None and sessions.holder(response_key(prompt.chain.hasher, scope, response_id)) is not None
-
-
-def no_such_response(response_id: str, param: str = "response_id") -> NotFound:
-    shown = response_id if len(response_id) <= RESPONSE_ID_LIMIT else f"{response_id[:RESPONSE_ID_LIMIT]}..."
-    return NotFound(f"Response with id {shown!r} not found.", param=param)
-
-
 class Job(msgspec.Struct, frozen=True):
     """What is the same for all attempts of a turn."""
 
@@ -283,22 +250,29 @@ class FailedAttempts:
     keys: dict[Key, LegError] = field(default_factory=dict)  # not to be asked again
     refusals: list[LegError] = field(default_factory=list)  # of workers that were overloaded
 
-    def avoid(self, views: Iterable[WorkerView], legs: Iterable[LegRecord], busy: Iterable[Key]) -> tuple[Key, ...]:
-        """Workers and pairs that the next attempt leaves out. legs: this turn's; busy: who has said so, to any turn.
+    def avoid(
+        self,
+        views: Iterable[WorkerView],
+        legs: Iterable[LegRecord],
+        busy: Iterable[Key],
+        blocked: Collection[Key] = (),
+    ) -> tuple[Key, ...]:
+        """Workers and pairs that the next attempt leaves out.
 
-        Of a pair that failed it may be P whose KV nobody gets, so another P comes first, while there is one.
+        legs: this turn's; busy: who has said so, to any turn; blocked: who gets no turns now. Of a pair that failed it
+        may be P whose KV nobody gets, so another P comes first, while there is one.
         """
         asked = Counter(WorkerId(leg.address) for leg in legs if _has_had_its_turn(leg))
         spent = (worker for worker, times in asked.items() if times >= MOST_ASKED)
         avoided = dict.fromkeys((*self.keys, *spent, *busy))
-        prefills = [view.id for view in views if view.role is Role.PREFILL]
-        if self.handing_over >= self.limit or self.computed_by is not None:
-            avoided |= dict.fromkeys(
-                each for each in prefills if self.handing_over >= self.limit or each != self.computed_by
-            )
-        doubted = {key[0] for key in self.keys if isinstance(key, tuple)}
-        if doubted and not all(each in avoided or each in doubted for each in prefills):
-            avoided |= dict.fromkeys(each for each in prefills if each in doubted)
+        prefills = {view.id for view in views if view.role is Role.PREFILL}
+        if self.handing_over >= self.limit:
+            avoided |= dict.fromkeys(prefills)
+        elif self.computed_by is not None:
+            avoided |= dict.fromkeys(prefills - {self.computed_by})
+        doubted = prefills.intersection(key[0] for key in self.keys if isinstance(key, tuple))
+        if doubted and not prefills <= doubted.union(avoided, blocked):
+            avoided |= dict.fromkeys(doubted)
         return tuple(avoided)
 
     def may_do_without(self) -> bool:

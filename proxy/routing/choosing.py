@@ -13,6 +13,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from ..admission.queue import Ticket, effective_priority
+from ..admission.scoped_requests import named_afresh
 from ..beliefs.held import PromptEntry
 from ..beliefs.turn_touches import TurnCaches, TurnTouches
 from ..config import ProxyConfig, StageOrder
@@ -32,7 +33,7 @@ from ..sessions.table import SessionMatch
 from ..telemetry.receipts import Receipt
 from ..tokenizer.count_checks import CountedPrompt, form_of
 from ..tokenizer.prompt_tokenizer import PromptTokenizer
-from .attempt import Attempt, FailedAttempts, Job, TurnContext, named_afresh
+from .attempt import Attempt, FailedAttempts, Job, TurnContext
 from .foresight import foresee
 from .learning import Learner
 from .reading_back import with_readable
@@ -274,8 +275,8 @@ class Chooser:
         if failed is not None:
             if failed.is_lent:
                 rules = replace(rules, moves_kv=False)
-            able = [view for view in fleet.prefills if view.id not in blocked]
-            avoid = failed.avoid(able, job.receipt.legs, self._state.health.breakers.busy(now_s))
+            busy = self._state.health.breakers.busy(now_s)
+            avoid = failed.avoid(fleet.prefills, job.receipt.legs, busy, blocked)
         if (only := job.context.only) is not None:
             others = (view.id for view in fleet.views.values() if view.role is not Role.PREFILL)
             avoid = (*avoid, *(worker for worker in others if worker not in only))

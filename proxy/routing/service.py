@@ -15,6 +15,7 @@ from ..admission.key_file import KeyRing
 from ..admission.keys import Client
 from ..admission.queue import effective_priority
 from ..admission.rate_limits import with_limits
+from ..admission.scoped_requests import in_scope
 from ..admission.web_pages import check_is_json
 from ..bodies.body_reader import Body, BodyReader
 from ..config import ProxyConfig
@@ -25,7 +26,7 @@ from ..openai.prompt_list import prompt_list
 from ..openai.request import Endpoint, Request
 from ..policy import Route
 from ..telemetry.receipts import Receipt, new_id, now_text
-from .attempt import TurnContext, in_scope
+from .attempt import TurnContext
 from .prompt_fan_out import Answering, FanOut, ListTurn
 from .receipt_notes import decision_headers
 from .router import TurnReply

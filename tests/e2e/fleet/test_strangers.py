@@ -13,10 +13,8 @@ TEXT = "Some words, so that there are blocks to move. " * 4
 
 
 async def test_such_a_pair_splits_no_turn_until_d_begins_anew_too() -> None:
-    [port] = free_ports(1)
-    told = f",connector=nixl_push,engine_id=one,side_channel_port={port}"
     async with Fleet.of(mode=Mode.ALWAYS_SPLIT) as fleet, asyncio.timeout(60):
-        await fleet.add("P1", options=told, connector="nixl_push", engine_id="one", side_channel_port=port)
+        await add_p(fleet)
         await fleet.add("D1", options=",connector=nixl_push", connector="nixl_push")
         assert await routes(fleet, "a", "b") == ["SPLIT", "SPLIT"]
         strangers = fleet.proxy.state.health.strangers
@@ -31,10 +29,8 @@ async def test_such_a_pair_splits_no_turn_until_d_begins_anew_too() -> None:
 
 async def test_a_proxy_that_begins_after_such_a_p_has_a_canary_try_the_pair_first() -> None:
     """Else its first turns would wait until their time is up; and those that are no stream would fail."""
-    [port] = free_ports(1)
-    told = f",connector=nixl_push,engine_id=one,side_channel_port={port}"
     async with Fleet.of(mode=Mode.ALWAYS_SPLIT) as fleet, asyncio.timeout(60):
-        await fleet.add("P1", options=told, connector="nixl_push", engine_id="one", side_channel_port=port)
+        told = await add_p(fleet)
         await fleet.add("D1", options=",connector=nixl_push", connector="nixl_push")
         fleet.engines["D1"].started_at -= 60.0
         assert await routes(fleet, "a") == ["SPLIT"]
@@ -55,17 +51,23 @@ async def test_a_proxy_that_begins_after_such_a_p_has_a_canary_try_the_pair_firs
 
 
 async def test_one_that_began_first_is_proven_by_its_first_canary() -> None:
-    [port] = free_ports(1)
-    told = f",connector=nixl_push,engine_id=one,side_channel_port={port}"
     async with Fleet.of(mode=Mode.ALWAYS_SPLIT, canary_interval_s=30.0) as fleet, asyncio.timeout(60):
         d = await fleet.start("D1", connector="nixl_push")
         d.started_at -= 60.0
         await fleet.join("D1", d, d.address, ",connector=nixl_push")
-        await fleet.add("P1", options=told, connector="nixl_push", engine_id="one", side_channel_port=port)
+        await add_p(fleet)
         strangers = fleet.proxy.state.health.strangers
         await fleet.until(lambda: not strangers.unproven)
         assert await routes(fleet, "a") == ["SPLIT"]
         assert [len(engine.received) for engine in fleet.engines.values()] == [2, 2], "the canary's and the turn's"
+
+
+async def add_p(fleet: Fleet) -> str:
+    """Under an id that it keeps. What a proxy is told of it."""
+    [port] = free_ports(1)
+    told = f",connector=nixl_push,engine_id=one,side_channel_port={port}"
+    await fleet.add("P1", options=told, connector="nixl_push", engine_id="one", side_channel_port=port)
+    return told
 
 
 async def begin_anew(fleet: Fleet, name: str) -> None:

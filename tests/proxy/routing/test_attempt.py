@@ -78,20 +78,27 @@ def test_the_next_try_does_without_whom_the_failure_was(failure: Failure) -> Non
 
 
 @pytest.mark.parametrize(
-    ("others", "busy", "without"),
+    ("others", "busy", "blocked", "without"),
     [
-        ((P2,), [], {(P1.id, D1.id), P1.id}),
-        ((P2,), [P2.id], {(P1.id, D1.id), P2.id}),
-        ((), [], {(P1.id, D1.id)}),
+        ((P2,), [], [], {(P1.id, D1.id), P1.id}),
+        ((P2,), [P2.id], [], {(P1.id, D1.id), P2.id}),
+        ((P2,), [], [P2.id], {(P1.id, D1.id)}),
+        ((), [], [], {(P1.id, D1.id)}),
     ],
-    ids=["there is another", "which is busy", "there is none"],
+    ids=["there is another", "which is busy", "which gets no turns", "there is none"],
 )
 def test_after_a_failure_of_a_pair_another_p_comes_first(
-    others: tuple[WorkerView, ...], busy: list[WorkerId], without: set[Key]
+    others: tuple[WorkerView, ...], busy: list[WorkerId], blocked: list[WorkerId], without: set[Key]
 ) -> None:
     failed = FailedAttempts(3)
     fail(failed, PAIR_TIMEOUT)
-    assert set(failed.avoid((P1, *others, D1, D2), (), busy)) == without
+    assert set(failed.avoid((P1, *others, D1, D2), (), busy, blocked)) == without
+
+
+def test_after_too_many_handoffs_no_p_is_asked_not_even_one_that_gets_no_turns() -> None:
+    failed = FailedAttempts(1)
+    fail(failed, PAIR_TIMEOUT)
+    assert {P1.id, P2.id} <= set(failed.avoid(VIEWS, (), (), [P2.id]))
 
 
 def test_where_pairs_of_every_p_have_failed_each_may_be_tried_with_another_d() -> None:

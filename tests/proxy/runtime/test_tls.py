@@ -69,6 +69,15 @@ def test_a_file_that_cannot_be_used_is_named(
     assert repr(getattr(config, names[blamed])) in str(refused.value)
 
 
+def test_the_systems_authorities_are_read_once_somebody_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = list[ssl.SSLContext]()
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda context: read.append(context))
+    tls = worker_tls(ProxyConfig())
+    assert read == []
+    assert tls.context is tls.context
+    assert read == [tls.context]
+
+
 def test_without_a_certificate_clients_speak_plain_http() -> None:
     assert client_tls(ProxyConfig()) is None
 

@@ -71,7 +71,11 @@ def test_a_file_that_cannot_be_used_is_named(
 
 def test_the_systems_authorities_are_read_once_somebody_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     read = list[ssl.SSLContext]()
-    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda context: read.append(context))
+
+    def noted(context: ssl.SSLContext) -> None:
+        read.append(context)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", noted)
     tls = worker_tls(ProxyConfig())
     assert read == []
     assert tls.context is tls.context

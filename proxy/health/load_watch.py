@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ..config import ProxyConfig
 from ..errors import PPDError
-from ..fleet.engine_metrics import parse_metrics
+from ..fleet.engine_metrics import metrics_path, parse_metrics
 from ..fleet.places import UNKNOWN
 from ..fleet.registry import Registry
 from ..fleet.view import WorkerView
@@ -48,11 +48,11 @@ class LoadWatch:
                 self._asking[view.id] = asyncio.create_task(self._ask(view))
 
     async def _ask(self, view: WorkerView) -> None:
-        timeouts = Timeouts(LIMIT_S, LIMIT_S, LIMIT_S)
+        timeouts, path = Timeouts(LIMIT_S, LIMIT_S, LIMIT_S), metrics_path(view.worker.engine)
         try:
             async with (
                 asyncio.timeout(LIMIT_S),
-                self._upstream.answer(Call(view.worker), "/metrics", method="GET", timeouts=timeouts) as answer,
+                self._upstream.answer(Call(view.worker), path, method="GET", timeouts=timeouts) as answer,
             ):
                 text = await answer.body(REPORT_LIMIT_BYTES)
         except (PPDError, TimeoutError):

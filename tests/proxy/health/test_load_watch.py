@@ -24,9 +24,10 @@ Answer = Callable[[], web.Response]
 
 
 class Bench:
-    def __init__(self, port: int, upstream: Upstream, role: Role) -> None:
+    def __init__(self, port: int, upstream: Upstream, role: Role, engine: str) -> None:
         self.registry = Registry()
-        self.worker = Worker(role=role, address=f"127.0.0.1:{port}", incarnation="1", source=Source.AGENT)
+        address = f"127.0.0.1:{port}"
+        self.worker = Worker(role=role, address=address, engine=engine, incarnation="1", source=Source.AGENT)
         self.registry.apply(Announcement(self.worker, REPORTED), 0.0)
         self.watch = LoadWatch(ProxyConfig(), self.registry, upstream, lambda: 0.0)
 
@@ -43,7 +44,9 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(answer: Answer, role: Role = Role.REPLICA) -> AsyncIterator[tuple[Bench, list[str]]]:
+async def bench(
+    answer: Answer, role: Role = Role.REPLICA, engine: str = "vllm"
+) -> AsyncIterator[tuple[Bench, list[str]]]:
     asked: list[str] = []
 
     async def metrics(request: web.Request) -> web.Response:
@@ -55,7 +58,7 @@ async def bench(answer: Answer, role: Role = Role.REPLICA) -> AsyncIterator[tupl
     async with TestServer(app) as server:
         upstream = Upstream(keepalive_s=4.0)
         try:
-            yield Bench(server.port or 0, upstream, role), asked
+            yield Bench(server.port or 0, upstream, role, engine), asked
         finally:
             await upstream.close()
 
@@ -71,6 +74,15 @@ async def test_only_a_worker_without_a_free_place_is_asked(role: Role, legs: int
         await it.look_around()
         assert asked == ["/metrics"] * asks
         assert it.places == (10 if asks else START if role is not Role.PREFILL else 0)
+
+
+@pytest.mark.parametrize(("engine", "path"), [("sglang", "/metrics"), ("trtllm", "/prometheus/metrics")])
+async def test_each_kind_of_engine_is_asked_where_it_has_its_metrics(engine: str, path: str) -> None:
+    async with bench(lambda: web.Response(text=METRICS), engine=engine) as (it, asked):
+        for _ in range(START):
+            it.registry.reserve(it.worker.id, 1)
+        await it.look_around()
+        assert asked == [path]
 
 
 @pytest.mark.parametrize("answer", [lambda: web.Response(status=500), lambda: web.Response(body=b"\xff\x00{")])

@@ -162,7 +162,8 @@ def row(name: str, outcome: Outcome) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.small.overload", description=(__doc__ or "")[:90])
+    prog = "python -m benchmarks.small.overload"
+    parser = argparse.ArgumentParser(prog=prog, description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--engines", type=int, default=4)
     parser.add_argument("--seqs", type=int, default=8, help="sequences in an engine's batch")
     parser.add_argument("--seconds", type=float, default=30.0)

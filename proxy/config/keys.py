@@ -176,8 +176,8 @@ class ProxyConfig:
 
     mode: Mode = key(
         Mode.TABLE,
-        "how turns are routed: later ones by the `table`, `always_local` (x = 1), `always_split` (x = 0), or the "
-        "`fraction` x of sessions LOCAL; every turn on a `replica`; or every turn by limits (docs/modes.md)",
+        "how turns are routed: by a table, by a fixed rule, by limits, or by what the laws predict, as `slo` does "
+        "(docs/modes.md)",
         live=True,
         group="Decisions",
     )
@@ -195,19 +195,23 @@ class ProxyConfig:
         "", "file of llm-d's plugins, for mode `profiles` (docs/epp-config.md); needs the extra `gateway`", live=True
     )
     zero_means: ZeroMeans = key(
-        ZeroMeans.API_VERSION, "whether 0 `nonCachedTokens` there split every prompt or none", live=True
+        ZeroMeans.API_VERSION,
+        "whether 0 `nonCachedTokens` in that file split every prompt or none; `api_version`: as its version means it",
+        live=True,
     )
     x: Share = key(0.5, "share of sessions kept LOCAL in mode `fraction`, on a D that has no `x` of its own", live=True)
     local_tokens: Count = key(
         2048, "uncached tokens that a D computes, in modes `prefix_threshold`, `isl_*` and `conditional`", live=True
     )
-    local_share: Share = key(0.7, "and in modes `isl_*`, which share of a prompt they may be", live=True)
-    prefill_busy_tokens: Count = key(
-        8192, "queued for each P, from which on modes `prefill_load` and `isl_or_load` say LOCAL", live=True
+    local_share: Share = key(
+        0.7, "share of a prompt that uncached tokens must stay below too, in modes `isl_*`", live=True
     )
-    prefill_busy_requests: Count = key(2, "of each P, from which on mode `conditional` says LOCAL", live=True)
+    prefill_busy_tokens: Count = key(
+        8192, "tokens queued for every P, from which on modes `prefill_load` and `isl_or_load` say LOCAL", live=True
+    )
+    prefill_busy_requests: Count = key(2, "requests on every P, from which on mode `conditional` says LOCAL", live=True)
     decode_busy_requests: Count = key(
-        0, "of a D, from which on `isl_*` and `prefill_load` never say LOCAL; 0: no limit", live=True
+        0, "requests on a D, from which on modes `isl_*` and `prefill_load` never say LOCAL; 0: no limit", live=True
     )
     table: Text = key("h100-llama-3.1-8b-2P_2D", "name of a shipped table, or a path", live=True)
     w_ttft: NotNegative = key(1.0, "weight of a turn's TTFT", live=True)
@@ -221,7 +225,9 @@ class ProxyConfig:
     slo_ttft_s: Annotated[float, Meta(gt=0, le=3600)] = key(
         0.25, "a turn's TTFT may be this, or `slo_ttft_factor` times what it takes on an idle engine", live=True
     )
-    slo_ttft_factor: Annotated[float, Meta(gt=0, le=1000)] = key(3.0, "whichever is more", live=True)
+    slo_ttft_factor: Annotated[float, Meta(gt=0, le=1000)] = key(
+        3.0, "see `slo_ttft_s`: whichever of the two is more", live=True
+    )
     slo_tpot_s: Annotated[float, Meta(gt=0, le=60)] = key(0.025, "a turn's mean TPOT may be this", live=True)
     slo_by_priority: Texts = key(
         (),

@@ -13,7 +13,7 @@ import click
 
 COMMANDS = {
     "serve": ("ppd.proxy.cli.serve", "Run the proxy."),
-    "picker": ("ppd.proxy.cli.picker", "Run the proxy as Envoy's endpoint picker too."),
+    "picker": ("ppd.proxy.cli.picker", "Run the proxy as the endpoint picker of an Envoy."),
     "envoy-config": ("ppd.proxy.cli.envoy_config", "Write Envoy's configuration for a picker."),
     "up": ("ppd.servers.cli.up", "Run a fleet on this machine: workers by role, and the proxy."),
     "agent": ("ppd.servers.cli.agent", "Announce one engine to the proxy; launch it, or attach to a running one."),
@@ -21,7 +21,7 @@ COMMANDS = {
     "sim": ("ppd.servers.sim.command", "Run one simulated engine."),
     "demo": ("ppd.servers.cli.demo", "Run a fleet and play a real conversation through it."),
     "table": ("ppd.proxy.cli.table", "Show and score decision tables."),
-    "keys": ("ppd.proxy.cli.keys", "Make clients' API keys, and show a key file."),
+    "keys": ("ppd.proxy.cli.keys", "Make clients' API keys and heartbeats' certificates, and list a key file."),
     "doctor": ("ppd.proxy.cli.doctor.command", "Check a config or a running proxy, down to a real handoff."),
     "why": ("ppd.proxy.cli.why", "Tell why a turn was computed where it was."),
 }

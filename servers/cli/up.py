@@ -32,7 +32,9 @@ READY_S = {"sim": 60.0, "vllm": 900.0}
 _OPTIONS = (
     click.option("--engine", type=click.Choice(["sim", "vllm"]), default="sim", show_default=True),
     click.option("--model", default="", help="folder or name; default: a tiny model made here, on CPUs"),
-    click.option("--topology", default="", help="counts by name, as 1P_3D, 4R or 1E_1P_2D, in place of -P, -D, -R, -E"),
+    click.option(
+        "--topology", default="", help="counts by name, as 1P_3D, 1P_1D_2pD or 1E_1P_2D, in place of -P, -D, -R, -E"
+    ),
     click.option("-P", "--prefill", type=click.IntRange(0), default=1, show_default=True, help="prefill workers"),
     click.option("-D", "--decode", type=click.IntRange(0), default=2, show_default=True, help="decode workers"),
     click.option("-R", "--replica", type=click.IntRange(0), default=1, show_default=True, help="replicas"),

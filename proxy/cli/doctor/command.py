@@ -44,7 +44,7 @@ def command(
     model: str,
     wants_json: bool,
 ) -> None:
-    """Check a config, or a running proxy down to a real handoff.
+    """Check a config (--config), or a running proxy (--proxy) down to a real handoff.
 
     Exits with 0 if no check failed, 1 if one did, 2 if the command line is wrong.
     """

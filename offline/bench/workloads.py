@@ -25,7 +25,7 @@ class ConversationShape:
     turns: int
     think_s: float = 0.0
     shared_prefix_tokens: int = 0  # of the first turn's
-    image_every: int = 0  # requests of all conversations, of which the last has an image; 0: none has
+    image_every: int = 0  # one in so many requests of all conversations has an image; 0: none has
 
     def __post_init__(self) -> None:
         if self.shared_prefix_tokens >= self.first[0]:

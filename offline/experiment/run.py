@@ -38,7 +38,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     turns: Annotated[int, msgspec.Meta(ge=1)] = 2
     think_s: Seconds = 0.0  # mean; drawn from an exponential distribution
     shared_prefix_tokens: Count = 0  # at the start of every conversation's first prompt, and counted in it
-    image_every: Count = 0  # requests of all conversations, of which the last has an image; 0: none has
+    image_every: Count = 0  # one in so many requests of all conversations has an image; 0: none has
 
     def __post_init__(self) -> None:
         if self.shared_prefix_tokens >= self.first.new_tokens:

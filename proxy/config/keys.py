@@ -253,8 +253,8 @@ class ProxyConfig:
     )
     moves_kv: bool = key(
         False,
-        "whether modes that predict may have a D or R lend itself as P: it computes a prompt whose beginning it holds, "
-        "and another one pulls the KV and answers; for engines whose connector is nixl, R too",
+        "whether modes that predict, and `profiles`, may have a D or R lend itself as P: it computes a prompt whose "
+        "beginning it holds, and another one pulls the KV and answers; for engines whose connector is nixl, R too",
         live=True,
     )
     prefills_answer: bool = key(

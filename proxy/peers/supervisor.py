@@ -43,7 +43,8 @@ class _Child:
 
 @dataclass(slots=True)
 class Supervisor:
-    """`run` returns when all have ended: 0 after a signal, else the exit code of the process that could not start."""
+    """`run` returns when all have ended: 0 after a signal and a whole drain, else the code, as a shell tells it, of
+    the process that could not start, or of the first one that did not end its drain."""
 
     count: int
     work: Work
@@ -136,6 +137,16 @@ class Supervisor:
                 with suppress(ProcessLookupError):
                     os.kill(child.pid, order)
 
+    def _note_drained(self, child: _Child, code: int) -> None:
+        """A process that ends in the drain by anything but its end has cut its streams, which `run` tells.
+
+        One that ends by SIGTERM had not begun to serve, and what a second signal ends is known.
+        """
+        if self._code or code in (0, -signal.SIGTERM):
+            return
+        log.error("process %d of the proxy ended (%d) before it had drained", child.member.index, code)
+        self._code = code if code > 0 else 128 - code
+
     def _reap(self) -> None:
         """Notes which children have ended, and when their successors are due."""
         while True:
@@ -149,9 +160,10 @@ class Supervisor:
             if child is None:
                 continue
             child.pid = 0
-            if self._stopping is not None:
-                continue
             now_s, code = time.monotonic(), os.waitstatus_to_exitcode(status)
+            if self._stopping is not None:
+                self._note_drained(child, code)
+                continue
             if (
                 code == UNUSABLE and child.starts == 1
             ):  # at its first start; a successor is started again, as others serve meanwhile

@@ -339,7 +339,25 @@ def work(member, alive):
     with supervised(tmp_path, f"module.pulse.SILENT_LOOKS = 100\n{work}") as one:
         one.ready()
         one.process.terminate()
+        assert one.ends() == 128 + signal.SIGKILL, "its streams were cut"
+        assert "process 1 of the proxy ended (-9) before it had drained" in (tmp_path / "err").read_text()
+
+
+@pytest.mark.parametrize(("end", "code"), [("os.kill(os.getpid(), signal.SIGKILL)", 137), ("os._exit(3)", 3)])
+def test_one_that_does_not_end_its_drain_shows_in_the_exit_code(tmp_path: Path, end: str, code: int) -> None:
+    with supervised(tmp_path, f"def work(member, alive):\n    return wait(alive) or member.index and {end}") as one:
+        one.ready()
+        one.process.terminate()
+        assert one.ends() == code
+        assert (tmp_path / "err").read_text().count("before it had drained") == 1
+
+
+def test_one_that_the_order_to_drain_ends_had_not_begun(tmp_path: Path) -> None:
+    with supervised(tmp_path, "def work(member, alive):\n    say('ready', os.getpid())\n    time.sleep(60)") as one:
+        one.ready()
+        one.process.terminate()
         assert one.ends() == 0
+        assert (tmp_path / "err").read_text() == ""
 
 
 def test_a_signal_while_one_waits_to_be_started_again_ends_all(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class StreamRelay:
         self._splitter = EventSplitter()
         self._plain = PlainEvents(endpoint)
         self._may_pass = True  # between two events, and no error has come
-        self._is_finished = False
+        self._is_drained = self._is_finished = False
 
     def passes(self, chunk: bytes) -> bool:
         """Whether this is one event that brings text and nothing else, as nearly every chunk is: send it unchanged.
@@ -71,12 +71,22 @@ class StreamRelay:
         self._may_pass = self._splitter.is_empty and self._observer.summary.error is None
         return out
 
+    def rest(self) -> bytes:
+        """What is held at the worker's end of file, which may be the end of the answer. Nothing but `finish` follows.
+
+        A carriage return ends a line, but a line feed might have followed; or only the blank line is missing.
+        """
+        if self._is_drained:
+            return b""
+        self._is_drained = True
+        return self._edits.shown(self._tail())
+
     def finish(self) -> bytes:
         """What goes to the client at the worker's end of file: an error event, unless the answer had ended."""
         if self._is_finished:
             return b""
         self._is_finished = True
-        tail = self._edits.shown(self._tail())
+        tail = self.rest()
         summary = self._observer.summary
         if summary.ended or summary.error is not None:
             return tail

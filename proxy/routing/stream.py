@@ -128,17 +128,19 @@ class Streaming:
 
     def end(self) -> bytes:
         """The last bytes, once the worker has ended its answer."""
-        summary = self._summary
+        rest, summary = self._relay.rest(), self._summary
         if summary.error is not None:
-            return self.fail(self.answer.failure("the worker ended its answer with an error", Cause.ERROR_EVENT))
+            return rest + self.fail(self.answer.failure("the worker ended its answer with an error", Cause.ERROR_EVENT))
         if not summary.ended:
-            return self.fail(self.answer.failure(BROKE_OFF, Cause.RESET))
-        return self._finish()
+            return rest + self.fail(self.answer.failure(BROKE_OFF, Cause.RESET))
+        return rest + self._finish()
 
     def fail(self, error: LegError) -> bytes:
         """The last bytes of a broken answer: an error event in the endpoint's shape, unless the answer was whole."""
+        rest = self._relay.rest()
+        self._note()
         self._break_off(error)
-        return self._finish()
+        return rest + self._finish()
 
     def abandon(self) -> None:
         self.begun()

@@ -8,7 +8,8 @@ import pytest
 
 from ppd.proxy.assembly import new_state
 from ppd.proxy.config import ProxyConfig
-from ppd.proxy.failures import Leg
+from ppd.proxy.errors import LegError
+from ppd.proxy.failures import Cause, Leg, Phase
 from ppd.proxy.openai.answer import AnswerObserver
 from ppd.proxy.openai.edits import Edits
 from ppd.proxy.openai.reply_key import ReplyKey
@@ -80,6 +81,21 @@ def test_a_whole_answer_in_its_first_bytes_is_learnt_from_after_the_caches_know(
     stream.begin()
     stream.begun()
     assert said == ["answering", "completed"]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [LAST.replace(b"\n", b"\r"), LAST.replace(b"\n\n", b"\n\r"), LAST[:-1], LAST[:-2]],
+    ids=["lines end with CR", "the last one does", "its blank line is missing", "and its line end"],
+)
+@pytest.mark.parametrize("breaks", [False, True], ids=["", "which breaks"])
+def test_an_answer_whose_end_shows_with_the_end_of_the_stream_is_whole(said: Said, last: bytes, breaks: bool) -> None:
+    stream = streaming(said)
+    stream.begin()
+    reset = LegError("it broke", worker="d1:80", phase=Phase.STREAM, cause=Cause.RESET)
+    out = stream.feed(last) + (stream.fail(reset) if breaks else stream.end())
+    assert out.startswith(last) and out.strip(b"\r\n") == LAST.strip(), "and no error event"
+    assert said == ["answering", "completed", "closed"], "and no failure of the worker"
 
 
 def test_of_an_answer_that_nobody_takes_the_caches_are_told(said: Said) -> None:

@@ -7,8 +7,10 @@ import math
 import queue
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from .transport import TransportDown
@@ -16,6 +18,7 @@ from .wire import Malformed
 
 MOST_UNSENT = 4096
 RETRY_S = 0.5
+HANGS_S = 10.0  # at least, before a call of the transport counts as one that does not return
 WARN_AGAIN_S = 30.0
 log = logging.getLogger("vllm.ec_redis")
 
@@ -28,19 +31,44 @@ class Sending(NamedTuple):
     until_s: float
 
 
+@dataclass(slots=True)
+class Caller:
+    """A thread that calls the transport."""
+
+    since_s: float = math.inf  # of the call that it is in; infinite: it is in none
+
+
 class Contact:
     """Whether the transport answers, by its last operation, and what the log is told of it."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic, *, hangs_s: float = HANGS_S) -> None:
         self._now = now
+        self._hangs_s = hangs_s
         self._down_since_s: float | None = None
         self._lock = threading.Lock()
         self._warned_s = dict[str, float]()
+        self._callers = defaultdict[str, list[Caller]](list)
+
+    def caller(self, kind: str) -> Caller:
+        """For one more thread of this kind."""
+        self._callers[kind].append(Caller())
+        return self._callers[kind][-1]
 
     def down_s(self) -> float:
         """For how long it has not answered; 0: it does."""
-        since_s = self._down_since_s
-        return 0.0 if since_s is None else self._now() - since_s
+        since_s, hung_s = self._down_since_s, self._hung_s()
+        return hung_s if since_s is None else max(hung_s, self._now() - since_s)
+
+    def _hung_s(self) -> float:
+        """For how long no thread of some kind has come back from its call. Calls that went well say nothing of it."""
+        newest = ((max(caller.since_s for caller in callers), kind) for kind, callers in self._callers.items())
+        since_s, kind = min(newest, default=(math.inf, ""))
+        hung_s = self._now() - since_s
+        if hung_s < self._hangs_s:
+            return 0.0
+        why = "the encoder cache's transport has not returned for %.0f s (%s), engines encode for themselves"
+        self.warn(why, hung_s, kind)
+        return hung_s
 
     def warn(self, message: str, *facts: object) -> None:
         """Once in a while for each message: what is wrong with one request is wrong with many."""
@@ -88,13 +116,13 @@ class Couriers:
 
     def send_with(self, threads: int) -> None:
         for _ in range(threads):
-            self._start(self._send, "ec-send")
+            self._start(self._send, "send")
 
     def receive_with(
         self, threads: int, fetch: Callable[[], bytes | None], take: Callable[[bytes], None], name: str
     ) -> None:
         for _ in range(threads):
-            self._start(lambda: self._receive(fetch, take), f"ec-{name}")
+            self._start(lambda caller: self._receive(caller, fetch, take), name)
 
     def send(self, operation: Callable[[], None], after: Callable[[], None] = lambda: None) -> None:
         """Has it done by a thread. after: is called whether it was sent or not."""
@@ -113,33 +141,38 @@ class Couriers:
         for thread in self._threads:
             thread.join(max(0.0, until_s - time.monotonic()))
 
-    def _start(self, work: Callable[[], None], name: str) -> None:
+    def _start(self, work: Callable[[Caller], None], name: str) -> None:
+        caller = self._contact.caller(name)
+
         def until_closed() -> None:
             try:
-                work()
+                work(caller)
             except Exception:
                 log.exception("a thread of the encoder cache has ended")
 
-        thread = threading.Thread(target=until_closed, name=name, daemon=True)
+        thread = threading.Thread(target=until_closed, name=f"ec-{name}", daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _send(self) -> None:
+    def _send(self, caller: Caller) -> None:
         while not self._closing.is_set():
             one = self._unsent.get()
             if one is None:
                 continue
             try:
                 if self._now() <= one.until_s:
+                    caller.since_s = self._now()
                     one.operation()
                     self._contact.succeeded()
             except Exception as exc:  # whatever a transport raises, the next message may get through
                 self._contact.failed(exc)
             finally:
+                caller.since_s = math.inf
                 one.after()
 
-    def _receive(self, fetch: Callable[[], bytes | None], take: Callable[[bytes], None]) -> None:
+    def _receive(self, caller: Caller, fetch: Callable[[], bytes | None], take: Callable[[bytes], None]) -> None:
         while not self._closing.is_set():
+            caller.since_s = self._now()
             try:
                 message = fetch()
                 if not isinstance(message, bytes | None):
@@ -147,8 +180,10 @@ class Couriers:
                 self._contact.succeeded()
             except Exception as exc:
                 self._contact.failed(exc)
+                caller.since_s = math.inf
                 self._closing.wait(self._retry_s)
                 continue
+            caller.since_s = math.inf
             if message is not None:
                 try:
                     take(message)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from .couriers import Contact, Couriers
+from .couriers import HANGS_S, Contact, Couriers
 from .holdings import Delivery, Holdings
 from .reservations import Embedding, Input, Key, Offer, Reservations, Room
 from .settings import ECSettings
@@ -24,6 +24,11 @@ from .wire import (
 )
 
 Clock = Callable[[], float]
+_LONGEST_CALL = 4  # operations of the transport, each of which may take `redis_timeout_s`
+
+
+def contact_of(settings: ECSettings, now: Clock) -> Contact:
+    return Contact(now, hangs_s=max(HANGS_S, _LONGEST_CALL * settings.redis_timeout_s))
 
 
 class Producer:
@@ -38,7 +43,7 @@ class Producer:
         self._now = now
         self._lock = threading.RLock()  # a delivery for which there is no queue is over at once, inside of `_flush`
         self._holdings = Holdings(Room(capacity_bytes), ttl_s=settings.reservation_ttl_s)
-        self.contact = Contact(now)
+        self.contact = contact_of(settings, now)
         self.couriers = Couriers(self.contact, stale_s=settings.redis_timeout_s, now=now)
 
     def start(self) -> None:
@@ -47,6 +52,7 @@ class Producer:
 
     def announce(self, leg: str, items: Mapping[str, Embedding], consumer: str) -> None:
         """consumer: is sent the metadata; empty: it will hear of them otherwise."""
+        self.contact.down_s()  # tells the log of a hanging transport; what is lost by it is encoded elsewhere
         fit = {item: one for item, one in items.items() if one.size_bytes <= self._settings.max_item_bytes}
         with self._lock:
             taken = self._holdings.announce(leg, fit, self._now())
@@ -120,7 +126,7 @@ class Consumer:
         self._transport = transport
         self._now = now
         self._lock = threading.RLock()
-        self.contact = Contact(now)
+        self.contact = contact_of(settings, now)
         self._reservations = Reservations(
             Room(capacity_bytes),
             ttl_s=settings.reservation_ttl_s,

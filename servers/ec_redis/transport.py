@@ -17,8 +17,8 @@ class Transport(Protocol):
     """Carries bytes to engines by their names, each message to one reader; they may be lost, repeated or reordered.
 
     All methods may be called by several threads at once, and raise `TransportDown`. A `receive` returns None when
-    nothing came for a second or so. A method that does not return keeps its thread: then each request waits in vain,
-    for `redis_timeout_s`.
+    nothing came for a second or so. A method that does not return keeps its thread. Once all threads of its kind are
+    kept, for `couriers.HANGS_S` or longer, no request waits for embeddings, and the log says so.
     """
 
     def send_metadata(self, consumer: str, message: bytes) -> None: ...

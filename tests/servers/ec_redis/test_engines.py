@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 import redis
 
-from ppd.servers.ec_redis.couriers import Contact, Couriers
+from ppd.servers.ec_redis.couriers import HANGS_S, Contact, Couriers
 from ppd.servers.ec_redis.engines import Consumer, Producer
 from ppd.servers.ec_redis.redis_transport import RedisTransport
 from ppd.servers.ec_redis.reservations import Embedding, Input, Offer
@@ -120,6 +120,66 @@ def test_without_a_transport_no_request_waits_longer_than_the_first(pair: Pair, 
     assert pair.consumer.is_ready("second", [NEED._replace(item="b", offer=None)]), "it is known to be down"
     pair.consumer.contact.succeeded()
     assert not pair.consumer.is_ready("third", [NEED._replace(item="c", offer=None)])
+
+
+class Hanging(InMemory):
+    """Nothing that it is asked to send or receive ever returns, until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.let_go = threading.Semaphore(0), threading.Event()
+
+    def _send(self, queue: str, message: bytes) -> None:
+        self._receive(queue)
+
+    def _receive(self, kind: str) -> bytes | None:
+        self.entered.release()
+        self.let_go.wait(60)
+        return None
+
+
+def test_while_a_transport_does_not_return_no_request_waits_and_the_log_says_so_once(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    transport = Hanging()
+    consumer = Consumer("PD1", SETTINGS, 1000, transport, clock)
+    consumer.start()
+    for _ in range(2 * SETTINGS.receive_threads):
+        assert transport.entered.acquire(timeout=20)
+    assert not consumer.is_ready("first", [NEED]), "it may only be slow"
+    clock.advance(HANGS_S)
+    for number in range(10):
+        assert consumer.is_ready(f"r{number}", [NEED._replace(item=f"i{number}", offer=None)])
+    assert caplog.text.count("has not returned for 10 s") == 1
+    transport.let_go.set()
+    consumer.couriers.close(20)
+    assert consumer.contact.down_s() == 0.0
+
+
+def test_an_engine_whose_transport_does_not_return_as_it_sends_says_so(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    transport = Hanging()
+    producer = Producer("E1", SETTINGS, 1000, transport, clock)
+    producer.couriers.send_with(2)
+    for number in range(2):
+        producer.announce(f"leg{number}", {f"i{number}": ROWS}, "PD1")
+        assert transport.entered.acquire(timeout=20)
+    clock.advance(HANGS_S)
+    producer.announce("leg", {"i": ROWS}, "PD1")
+    assert "has not returned for 10 s (send)" in caplog.text
+    transport.let_go.set()
+    producer.couriers.close(20)
+
+
+def test_one_thread_that_does_not_return_is_no_hanging_transport(clock: FakeClock) -> None:
+    contact = Contact(clock)
+    hung, other = contact.caller("data"), contact.caller("data")
+    hung.since_s = clock()
+    clock.advance(10 * HANGS_S)
+    assert contact.down_s() == 0.0
+    other.since_s = clock()
+    assert contact.down_s() == 0.0
 
 
 def test_an_embedding_beyond_max_item_bytes_is_not_offered(clock: FakeClock) -> None:

@@ -30,6 +30,7 @@ RANKS_LIMIT = 64
 LABELS_LIMIT = 64
 PORT_LIMIT = 65535
 TCP = "tcp://"
+_ENDPOINT_START = re.compile(r"tcp://[A-Za-z0-9\[]")  # ZeroMQ takes no name that begins otherwise
 _NAME = r"[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63}){0,20}"
 _COORDINATE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _TOKEN = re.compile(r"[\x21-\x7e]{0,256}")  # ends up in heads and bodies of legs
@@ -127,16 +128,17 @@ def _own_events(source: EventSource, address: str) -> EventSource:
     return source
 
 
-def check_events(source: EventSource) -> None:
-    """FormatError unless each endpoint is tcp://host:port, with ports for all ranks."""
-    for endpoint in (source.endpoint, source.replay_endpoint):
-        if endpoint:
-            if not endpoint.startswith(TCP):
-                raise FormatError("kv_events: must be tcp://host:port")
-            check_address(endpoint.removeprefix(TCP), "kv_events")
-            last = int(endpoint.rpartition(":")[2]) + source.ranks - 1
-            if not 0 < source.ranks <= RANKS_LIMIT or last > PORT_LIMIT:
-                raise FormatError(f"kv_events: ranks must be 1 to {RANKS_LIMIT}, with a port each")
+def check_events(source: EventSource) -> EventSource:
+    """The same; FormatError unless each endpoint is tcp://host:port that ZeroMQ takes, with ports for all ranks."""
+    endpoints = [endpoint for endpoint in (source.endpoint, source.replay_endpoint) if endpoint]
+    if not all(map(_ENDPOINT_START.match, endpoints)):
+        raise FormatError("kv_events: must be tcp://host:port")
+    for endpoint in endpoints:
+        check_address(endpoint.removeprefix(TCP), "kv_events")
+    last = max((int(endpoint.rpartition(":")[2]) + source.ranks - 1 for endpoint in endpoints), default=0)
+    if not 0 < source.ranks <= RANKS_LIMIT or last > PORT_LIMIT:
+        raise FormatError(f"kv_events: ranks must be 1 to {RANKS_LIMIT}, with a port each")
+    return source
 
 
 def _ping(message: dict[str, Any]) -> Announcement:

@@ -64,8 +64,7 @@ def parse_worker(text: str) -> Worker:
         profile, sidecar = options.pop("profile", ""), options.pop("sidecar", "false")
         ranks = int(options.pop("ranks", "1"))
         events = EventSource(options.pop("events", ""), options.pop("replay", ""), ranks)
-        events = UNHEARD if events == EventSource("none") else events
-        check_events(events)
+        events = UNHEARD if events == EventSource("none") else check_events(events)
         labels = {name.removeprefix(LABEL): options.pop(name) for name in list(options) if name.startswith(LABEL)}
         x = float(options.pop("x")) if "x" in options else None
         if x is not None and not 0.0 <= x <= 1.0:

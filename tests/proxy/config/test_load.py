@@ -159,6 +159,14 @@ def test_a_static_worker_may_have_a_share_of_its_own(option: str, x: float | Non
     assert parse_worker(f"D=a:1{option}").x == x
 
 
+@pytest.mark.parametrize("wrong", ["ranks=0", "ranks=99999999999999999999", "events=tcp://-a:1", "events=none,ranks=0"])
+def test_a_static_worker_without_events_has_no_ranks_that_cannot_be(wrong: str) -> None:
+    """Processes could not tell each other of a worker with more ranks than a number can have."""
+    assert parse_worker("D=a:1,events=none").kv_events == UNHEARD
+    with pytest.raises(ConfigError, match="ranks=N"):
+        parse_worker(f"D=a:1,{wrong}")
+
+
 def test_a_static_worker_may_have_labels() -> None:
     labels = parse_worker("D=a:1,label.role=decode,label.llm-d.ai/role=both,tls=true").labels
     assert labels == {"role": "decode", "llm-d.ai/role": "both"}

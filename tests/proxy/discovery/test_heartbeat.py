@@ -72,6 +72,8 @@ def test_a_heartbeat_says_where_kv_events_are_published() -> None:
         {"endpoint": "tcp://10.0.0.5:5557", "ranks": 0},
         {"endpoint": "tcp://10.0.0.5:5557", "ranks": 65},
         {"endpoint": "tcp://10.0.0.5:65535", "ranks": 2},
+        {"ranks": 0},
+        {"ranks": 1 << 32},
         {"endpoint": 5},
         "tcp://10.0.0.5:5557",
     ],
@@ -79,6 +81,12 @@ def test_a_heartbeat_says_where_kv_events_are_published() -> None:
 def test_kv_events_come_from_the_engines_own_host_over_tcp(source: Any) -> None:
     with pytest.raises(FormatError, match="kv_events"):
         decode(pack({**OURS, "kv_events": source}))
+
+
+@pytest.mark.parametrize("host", ["-a", "_a"])
+def test_kv_events_are_refused_where_zeromq_could_not_connect(host: str) -> None:
+    with pytest.raises(FormatError, match="kv_events"):
+        decode(pack({**OURS, "http_address": f"{host}:80", "kv_events": {"endpoint": f"tcp://{host}:5557"}}))
 
 
 @pytest.mark.parametrize("x", [0, 0.5, 1, None])

@@ -20,6 +20,7 @@ from ppd.proxy.encoders.choosing import (
 )
 from ppd.proxy.encoders.item_times import ItemTimes, tells
 from ppd.proxy.encoders.records import CACHE_TOKENS, ENCODER_CACHE_TOKENS, EmbeddingRecords
+from ppd.proxy.fleet.ledger import Use
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
@@ -80,12 +81,12 @@ class Encoding:
         left, is_late = len(choices.batches), left_to_worker(choices.decisions) > 0
         computed = self._until_computed(items, consumer, choices.decisions, predicted_s)
 
-        def encoded(view: WorkerView, batch: list[MediaItem], queued: int) -> None:
+        def encoded(view: WorkerView, batch: list[MediaItem], queued: int, used: Use | None) -> None:
             nonlocal left
             left -= 1
             if not any(self._on_encoders.holds(view, item) for item in batch):
                 self._times.encoded(MODEL, self._timeline.now_s - now_s, queued, self._timeline.now_s)
-            self._registry.release(view.id)
+            self._registry.release(view.id, used)
             self._on_encoders.add(view, batch)
             on.engine.embeddings.add(item.name for item in batch)
             if not left:
@@ -93,8 +94,8 @@ class Encoding:
 
         for view, batch in choices.batches:
             queued = self._encoders[view.id].running + len(batch)
-            self._registry.reserve(view.id, 0)
-            self._encoders[view.id].encode([item.name for item in batch], partial(encoded, view, batch, queued))
+            used = self._registry.reserve(view.id, 0)
+            self._encoders[view.id].encode([item.name for item in batch], partial(encoded, view, batch, queued, used))
         if not choices.batches:
             go(computed, is_late)
 

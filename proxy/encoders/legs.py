@@ -128,7 +128,7 @@ class EncoderLegs:
         record.legs.append(noted)
         breakers.began(view.id, asked_s)
         encoded = self._chooser.until_encoded(turn, view, items)
-        self._registry.reserve(view.id, 0)
+        used = self._registry.reserve(view.id, 0)
         try:
             found = await self._asked(turn, view, items, leg_id)
         except LegError as exc:
@@ -141,7 +141,7 @@ class EncoderLegs:
             return None
         finally:
             breakers.abandoned(view.id)
-            self._registry.release(view.id)
+            self._registry.release(view.id, used)
             noted.ended_s = self._now() - turn.started_s
             self._metrics.legs.observe(self._now() - asked_s, LABEL)
         self._health.succeeded(view.id)

@@ -218,12 +218,17 @@ class Registry:
             if self.replicated is not None:
                 self.replicated.changed(worker_id, WorkerChange.LEGS if legs else WorkerChange.TOKENS)
 
-    def reserve(self, worker_id: WorkerId, prefill_tokens: int, placed_tokens: int = 0) -> None:
-        """A request that is no turn's."""
-        self._add(worker_id, 1, prefill_tokens, placed_tokens)
+    def reserve(self, worker_id: WorkerId, prefill_tokens: int, placed_tokens: int = 0) -> Use | None:
+        """A request that is no turn's. `release` takes what comes of it; None: the worker has left."""
+        used = self._uses.own.get(worker_id)
+        if used is not None:
+            self._add(worker_id, used, 1, prefill_tokens, placed_tokens)
+        return used
 
-    def release(self, worker_id: WorkerId) -> None:
-        self._add(worker_id, -1, 0)
+    def release(self, worker_id: WorkerId, used: Use | None) -> None:
+        """Of a worker that has left and is back meanwhile it changes nothing: those there now are others."""
+        if used is not None:
+            self._add(worker_id, used, -1, 0)
 
     def answered(self, worker_id: WorkerId) -> None:
         """The worker has sent some of an answer; told once a second."""
@@ -337,14 +342,12 @@ class Registry:
         _, is_ours, joined = view.incarnation.rpartition(JOINED)
         self._joined = max(self._joined, int(joined) if is_ours and joined.isdecimal() else 0)
 
-    def _add(self, worker_id: WorkerId, inflight: int, tokens: int, placed: int = 0) -> None:
-        used = self._uses.own.get(worker_id)
-        if used is not None:  # None: the worker has left meanwhile
-            used.inflight = max(0, used.inflight + inflight)
-            used.queued_prefill_tokens = max(0, used.queued_prefill_tokens + tokens)
-            used.placed_tokens += placed
-            self._placed(used, placed)
-            self.use_changed(worker_id, used, legs=inflight != 0)
+    def _add(self, worker_id: WorkerId, used: Use, inflight: int, tokens: int, placed: int = 0) -> None:
+        used.inflight = max(0, used.inflight + inflight)
+        used.queued_prefill_tokens = max(0, used.queued_prefill_tokens + tokens)
+        used.placed_tokens += placed
+        self._placed(used, placed)
+        self.use_changed(worker_id, used, legs=True)
 
     def _placed(self, used: Use, tokens: int) -> None:
         if tokens and self._uses.placed(used, tokens):

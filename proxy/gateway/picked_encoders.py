@@ -26,9 +26,9 @@ class PickedEncoders:
         self._is_booked = True
         self.record = EncoderRecord(began_s=state.now() - turn.started_s)
         self._note()
+        self._uses = [state.registry.reserve(view.id, 0) for view, _ in choices.batches]
         for view, _ in choices.batches:
             state.health.breakers.began(view.id, state.now())
-            state.registry.reserve(view.id, 0)
 
     @classmethod
     def of(cls, state: State, attempt: Attempt) -> PickedEncoders | None:
@@ -59,8 +59,8 @@ class PickedEncoders:
         if self._is_booked:
             self._is_booked = False
             self._until_computed(well)
-            for view, _ in self._choices.batches:
-                self._state.registry.release(view.id)
+            for (view, _), used in zip(self._choices.batches, self._uses, strict=True):
+                self._state.registry.release(view.id, used)
 
     def ended(self, *, well: bool) -> None:
         """The turn has; well: it was answered, so an E of which no failure was told has encoded its items."""

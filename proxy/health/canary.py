@@ -284,7 +284,7 @@ class Canary:
 
     async def _ask(self, call: Call, leg: LegRequest) -> bytes:
         worker = call.worker_id
-        self._registry.reserve(worker, 0)
+        used = self._registry.reserve(worker, 0)
         try:
             async with (
                 asyncio.timeout(self._timeouts.connect_s + LIMIT_S),
@@ -301,7 +301,7 @@ class Canary:
         except TimeoutError as exc:
             raise call.error("the canary was not answered in time", Cause.TIMEOUT) from exc
         finally:
-            self._registry.release(worker)
+            self._registry.release(worker, used)
 
 
 def possible_trial(prefill: WorkerView, decode: WorkerView) -> Trial | None:

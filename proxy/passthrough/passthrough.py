@@ -233,7 +233,7 @@ class Passthrough:
     async def _ask(self, permit: Permit, view: WorkerView, asked: _Asked, bill: _Bill) -> Forwarded:
         """The answer from its first bytes on; LegError for one that the client must not see."""
         answer: Answer | None = None
-        self._registry.reserve(view.id, 0)
+        used = self._registry.reserve(view.id, 0)
         try:
             answer = await self._upstream.ask(
                 Call(view.worker),
@@ -250,7 +250,7 @@ class Passthrough:
             else:
                 first = await answer.chunk(by_s=by_s)
         except BaseException:
-            self._registry.release(view.id)
+            self._registry.release(view.id, used)
             if answer is not None:
                 answer.close()
             raise
@@ -258,7 +258,7 @@ class Passthrough:
         answer.reached_the_client()
 
         def release(_: object) -> None:
-            self._registry.release(view.id)
+            self._registry.release(view.id, used)
             answer.close()
             permit.release()
 

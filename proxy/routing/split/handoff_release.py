@@ -163,7 +163,7 @@ class HandoffRelease:
         least = prefill_fields(endpoint, attempt.request.fields, engine_version(decode.worker.engine_version))
         connector, pair = CONNECTORS[prefill.worker.connector], Pair(prefill.worker, decode.worker)
         leg = connector.decode_leg(endpoint, least, pair, attempt.leg_id("f"), handoff)
-        self._registry.reserve(decode.id, 0)
+        used = self._registry.reserve(decode.id, 0)
         try:
             async with self._upstream.answer(
                 Call(decode.worker, once=True, expiry=attempt.expiry),
@@ -176,7 +176,7 @@ class HandoffRelease:
                 if answer.status == 200:
                     self._ledger.close(attempt.attempt_id)
         finally:
-            self._registry.release(decode.id)
+            self._registry.release(decode.id, used)
 
     def _taker(self, attempt: Attempt, tried: Set[WorkerId]) -> WorkerView | None:
         """The turn's own D unless that was tried, else the least loaded one that can pair with this P or lender.

@@ -145,16 +145,15 @@ def test_what_an_encoder_takes_is_learnt_from_its_legs(state: State, clock: Fake
     for number in range(20):
         item = replace(made.request.media[0], name=f"{number}")
         ahead = number % 3
-        for _ in range(ahead):
-            state.registry.reserve(encoder.id, 0)
+        uses = [state.registry.reserve(encoder.id, 0) for _ in range(ahead)]
         encoded = state.encoders.until_encoded(made, encoder, [item])
         clock.advance(0.1 * (1 + ahead))
         encoded()
         again = state.encoders.until_encoded(made, encoder, [item])
         clock.advance(0.001)
         again()
-        for _ in range(ahead):
-            state.registry.release(encoder.id)
+        for used in uses:
+            state.registry.release(encoder.id, used)
     assert timed(state) == (pytest.approx(0.1), None)
     assert timed(state, "other") == (None, None)
 

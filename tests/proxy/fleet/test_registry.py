@@ -200,8 +200,7 @@ def test_answers_of_every_process_are_signs_of_life_and_none_is_forgotten() -> N
 def test_what_was_placed_counts_until_the_engine_reports_its_load(reported: Load) -> None:
     registry = heard(Announcement(D, Load()))
     for _ in range(2):
-        registry.reserve(D.id, 100, placed_tokens=300)
-        registry.release(D.id)
+        registry.release(D.id, registry.reserve(D.id, 100, placed_tokens=300))
     registry.used_by(1, D.id, Use(placed_tokens=50))
     assert only(registry).placed_tokens == 650, "ended turns too, as the engine has not told what became of them"
     registry.apply(Announcement(D), 1.0)
@@ -247,16 +246,27 @@ def test_a_draining_worker_takes_no_turns_and_a_leaving_one_is_forgotten(field: 
 
 def test_counts_return_to_zero_and_never_below() -> None:
     registry = heard(Announcement(D))
-    registry.reserve(D.id, 0)
-    registry.release(D.id)
-    registry.release(D.id)
+    used = registry.reserve(D.id, 0)
+    registry.release(D.id, used)
+    registry.release(D.id, used)
+    assert only(registry).inflight == 0
+
+
+def test_a_request_that_outlives_its_worker_is_none_of_the_one_that_came_back() -> None:
+    registry = heard(Announcement(D))
+    old = registry.reserve(D.id, 0)
+    registry.remove(D.id)
+    registry.apply(Announcement(D), 0.0)
+    new = registry.reserve(D.id, 0)
+    registry.release(D.id, old)
+    assert only(registry).inflight == 1
+    registry.release(D.id, new)
     assert only(registry).inflight == 0
 
 
 def test_what_happens_on_a_worker_that_left_is_ignored() -> None:
     registry = Registry()
-    registry.reserve(WorkerId("gone:1"), 5)
-    registry.release(WorkerId("gone:1"))
+    registry.release(WorkerId("gone:1"), registry.reserve(WorkerId("gone:1"), 5))
     assert registry.views() == ()
 
 
@@ -315,7 +325,7 @@ FLEET_STEPS: list[Callable[[Registry], object]] = [
     lambda registry: registry.hold_back(D.id, True),
     lambda registry: registry.reserve(D.id, 10),
     lambda registry: registry.reserve(STATIC.id, 0, 10),
-    lambda registry: registry.release(D.id),
+    lambda registry: registry.release(D.id, registry.use(D.id)),
     lambda registry: registry.used_by(1, D.id, Use(inflight=3)),
     lambda registry: registry.ended(1),
     lambda registry: registry.adopt(

@@ -219,13 +219,13 @@ async def test_a_worker_that_went_and_came_back_is_as_busy_as_it_is(pair: Pair) 
 
     worker(one.state.registry)
     assert heard()[0] == heard()[1]
-    two.state.registry.reserve(R1, 5, 100)
+    used = two.state.registry.reserve(R1, 5, 100)
     first = heard()
     assert first[0] == first[1]
     assert (first[0][1], first[0][-1]) == (1, 100)
     one.state.registry.remove(R1)
     assert heard() == [None, None]
-    two.state.registry.release(R1)
+    two.state.registry.release(R1, used)
     worker(one.state.registry)
     again = heard()
     assert again[0] == again[1]

@@ -60,8 +60,7 @@ async def test_what_turns_brought_lately_halves_as_in_one_process(pair: Pair, sh
         # First more of them go to one worker, then to the other: that one's tokens must not stay as they are.
         address = random.choice((R1, R1, R1, R2) if number < 200 else (R1, R2, R2, R2))
         for registry in (alone, registries(pair)[random.random() < share]):
-            registry.reserve(address, 0, placed_tokens=TURN_TOKENS)
-            registry.release(address)
+            registry.release(address, registry.reserve(address, 0, placed_tokens=TURN_TOKENS))
         if number % late == 0:
             hear(pair)
     hear(pair)

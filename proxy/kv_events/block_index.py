@@ -22,7 +22,8 @@ import msgspec
 from .block_tokens import TOKEN_BYTES, BlockTokens
 from .event_batch import CacheChange, Cleared, Removed, Stored
 
-BLOCKS_LIMIT = 4_000_000
+BLOCKS_LIMIT = 4_000_000  # that are there; twice as many with those that are gone
+TOKENS_LIMIT = 1 << 27  # whose ids are kept; 16 of each of them
 SESSIONS_LIMIT = 200_000
 SWEEP_SLACK = 4096
 PLACE_BITS = 32
@@ -55,13 +56,15 @@ class BlockIndex:
         blocks_limit: int = BLOCKS_LIMIT,
         sessions_limit: int = SESSIONS_LIMIT,
         sweep_slack: int = SWEEP_SLACK,
+        tokens_limit: int = TOKENS_LIMIT,
     ) -> None:
         self.is_whole = False  # it has heard of all blocks: what it does not know is not there
         self._sweep_slack = sweep_slack
         self._blocks_limit = blocks_limit
+        self._bytes_limit = TOKEN_BYTES * tokens_limit
         self._sessions_limit = sessions_limit
         self.adapters: set[str] = set()  # whose blocks it has heard of, as far as events' tokens are read
-        self.is_full = False  # more blocks than it may keep: it knows nothing until it is cleared
+        self.is_full = False  # more than it may keep: it knows nothing until it is cleared
         # To the place after its newest last block, that one's depth in blocks, and the most of all; oldest news first.
         self._sessions: dict[int, int] = {}
         self._empty()
@@ -139,7 +142,9 @@ class BlockIndex:
         if isinstance(change, Removed):
             return self._remove(change)
         reason = self._store(change)
-        if len(self) > self._blocks_limit:
+        places = len(self._places)
+        is_beyond = places - len(self._gone) > self._blocks_limit or places > 2 * self._blocks_limit
+        if is_beyond or self._token_bytes > self._bytes_limit:
             self.forget()
             self.is_full = True
         elif len(self._gone) + len(self._runs) + len(self._sessions) > self._sweep_at:
@@ -164,6 +169,7 @@ class BlockIndex:
         self._gone: set[int] = set()  # those of them that are not there
         self._branches: dict[int, int] = {}  # by place and first block, the run that begins there
         self._numbers = _NO_RUN
+        self._token_bytes = 0  # of all runs
         self._block_tokens = 0  # 0: not known yet
         self._group = 0
         self._sweep_at = self._sweep_slack
@@ -272,6 +278,7 @@ class BlockIndex:
             run.branch = _branch_key(before, tokens.scope, ids[:width])
             self._branches[run.branch] = run.number
         run.tokens += ids
+        self._token_bytes += len(ids)
 
     def _note_adapter(self, name: str) -> None:
         if name and len(self.adapters) < _ADAPTERS_LIMIT:
@@ -327,7 +334,9 @@ class BlockIndex:
             self._places.pop(block, None)
             self._gone.discard(block)
         del run.hashes[length:]
+        self._token_bytes -= len(run.tokens)
         del run.tokens[length * self._block_tokens * TOKEN_BYTES :]
+        self._token_bytes += len(run.tokens)
         run.unbroken = min(run.unbroken, length)
 
 

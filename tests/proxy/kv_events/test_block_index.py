@@ -65,6 +65,19 @@ def test_a_session_holds_what_is_unbroken_from_its_start(changes: list[CacheChan
     assert {session: index.held(session) for session in held} == held
 
 
+def test_blocks_that_are_gone_but_lie_before_others_are_bounded_too() -> None:
+    """As of an engine that evicts beginnings first, so that no sweep could forget them."""
+    index = BlockIndex(blocks_limit=4, sweep_slack=0)
+    for prompt in ([1, 2, 3, 4], [5, 6, 7]):
+        index.apply(store(prompt))
+        index.apply(remove(*prompt[:-1]))
+    assert (len(index), index.slots, index.is_full) == (2, 7, False)
+    index.apply(store([8, 9]))
+    assert (len(index), index.slots, index.is_full) == (0, 0, True)
+    index.apply(Cleared())
+    assert index.apply(PROMPT) is None and index.held(A) == 48
+
+
 def test_changes_that_say_nothing_are_told() -> None:
     index = BlockIndex()
     index.apply(PROMPT)

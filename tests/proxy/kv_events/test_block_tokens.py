@@ -60,6 +60,21 @@ HEAD = (1, 2, 3)
 SALTED = scope_of("", "salt")
 
 
+def test_tokens_are_bounded_however_large_blocks_are() -> None:
+    index = BlockIndex(tokens_limit=8 * BLOCK, sweep_slack=0)
+    for word in range(50):
+        index.apply(store((word,)))
+        index.apply(remove((word,)))
+    assert not index.is_full, "what is forgotten leaves room"
+    index.apply(store(HEAD))
+    assert index.held_of(ids(HEAD), PLAIN) == 3 * BLOCK
+    index.apply(store((*HEAD, *range(9)), 3))
+    assert index.is_full and index.held_of(ids(HEAD), PLAIN) is None
+    index.apply(Cleared())
+    index.apply(store(HEAD))
+    assert index.held_of(ids(HEAD), PLAIN) == 3 * BLOCK
+
+
 @pytest.mark.parametrize(
     ("changes", "words", "blocks"),
     [

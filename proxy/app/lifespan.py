@@ -126,9 +126,10 @@ class FleetWatch:
             if before == after:
                 continue
             is_other = after is None or before is None or before[1] == "down" or before[2] != after[2]
-            if is_other and leads:  # a new engine does not inherit the failures of the old one; its own ones stand
-                view = state.registry.view(worker)
-                state.health.forget(worker, view.since_s if view else math.inf)
+            if is_other:  # a new engine does not inherit the failures of the old one; its own ones stand
+                view, health = state.registry.view(worker), state.health
+                forget = health.forget if leads else health.forget_turns
+                forget(worker, view.since_s if view else math.inf)
             name, status, _, missing = after or before or ("", "", "", "")
             level = logging.INFO if leads else logging.DEBUG
             what = self._named(worker, status) if after else self._gone(worker)

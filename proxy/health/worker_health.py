@@ -145,8 +145,12 @@ class WorkerHealth:
             self._registry.recovered(key, self._now())
 
     def forget(self, worker: WorkerId, since_s: float = math.inf) -> None:
-        """The worker is gone for good, or has been another engine `since_s`."""
+        """The worker is gone for good, or has been another engine `since_s`. Its breakers are of all processes."""
         self.breakers.forget(worker, since_s)
+        self.forget_turns(worker, since_s)
+
+    def forget_turns(self, worker: WorkerId, since_s: float = math.inf) -> None:
+        """What this process's own turns have told of it, which no other process knows."""
         self._spoiling.discard(worker)
         self._moved_s = {pair: at_s for pair, at_s in self._moved_s.items() if worker not in pair or at_s >= since_s}
 

@@ -11,6 +11,7 @@ import pytest
 from ppd.proxy.app.lifespan import FleetWatch, LawsWatch
 from ppd.proxy.assembly import assemble
 from ppd.proxy.config import Mode, ProxyConfig
+from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Announcement, Role, Source, Worker, WorkerId
 from ppd.proxy.laws.accuracy import TURNS
 from ppd.proxy.laws.corrections import Figure
@@ -107,6 +108,25 @@ async def test_a_new_engine_has_its_own_failures_and_no_others() -> None:
     registry.remove(worker.id)
     watch._note_changes()
     assert not breakers.blocked(clock[0])
+    proxy.listener.close()
+    await proxy.upstream.close()
+    await proxy.prober.close()
+
+
+@pytest.mark.parametrize("index", [0, 1])
+async def test_each_process_forgets_which_pairs_moved_kv_with_their_workers(index: int) -> None:
+    """Or names of workers that never come back would pile up in those that do not watch them."""
+    proxy = assemble(Settings(ProxyConfig(heartbeat_port=0)), now=lambda: 1.0, member=Member(index=index))
+    registry, health, watch = proxy.state.registry, proxy.state.health, FleetWatch(proxy)
+    decode = Worker(role=Role.DECODE, address="d:1", source=Source.PING)
+    pair = WorkerId("p:1"), decode.id
+    registry.adopt(WorkerView(worker=decode, name="D1", incarnation="i"))
+    watch._note_changes()
+    health.succeeded(pair)
+    assert health.moved_s(pair) == 1.0
+    registry.dismiss(decode.id)
+    watch._note_changes()
+    assert health.moved_s(pair) < 0.0
     proxy.listener.close()
     await proxy.upstream.close()
     await proxy.prober.close()

@@ -52,9 +52,6 @@ def _start(settings: Settings) -> None:
     fill_standard_streams()
     is_alone = config.processes == 1
     output = log_to_stderr(config, has_threads=is_alone)
-    log.info("%s", describe(settings))
-    if told := prefill_notice(config):
-        log.log(*told)
     try:
         with listen(config) as listening:
             if not is_alone:
@@ -107,6 +104,12 @@ def prefill_notice(config: ProxyConfig) -> tuple[int, str] | None:
     )
 
 
+def _tell(settings: Settings) -> None:
+    log.info("%s", describe(settings))
+    if told := prefill_notice(settings.config):
+        log.log(*told)
+
+
 def _lost_lines(proxy: Proxy, output: LogOutput) -> dict[str, int]:
     return {"log": output.lines.lost, "access": 0 if proxy.access_log is None else proxy.access_log.lost}
 
@@ -134,7 +137,12 @@ async def _serve(
     proxy = assemble(settings, member=member)
     proxy.state.metrics.watch(lambda: log_counters(_lost_lines(proxy, output), output.limit.held_back))
     collect_garbage_less()
-    await serve(proxy, listening, stop)
+
+    def tell() -> None:
+        if proxy.membership.leads:  # of several processes one does
+            _tell(settings)
+
+    await serve(proxy, listening, stop, tell)
 
 
 def _show_schema(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:

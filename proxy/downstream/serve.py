@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,9 +75,11 @@ class Site:
     beside: Beside | None = None
 
 
-async def serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> None:
+async def serve(
+    proxy: Proxy, listening: socket.socket, stop: asyncio.Event, on_open: Callable[[], None] = lambda: None
+) -> None:
     """Serves until `stop` is set, and `drain_delay_s` longer. Then it closes `listening` and drains: open answers get
-    `shutdown_timeout_s` to end.
+    `shutdown_timeout_s` to end. on_open: called once all ports are open, before a client is accepted.
     ConfigError if a port is taken or a certificate can't be used.
     """
     config = proxy.settings.config
@@ -102,12 +105,18 @@ async def serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> 
             shares_port=bool(proxy.membership.peers),
             beside=_gateway(proxy, app),
         )
-        await serve_site(site, listening, stop, tls)
+        await serve_site(site, listening, stop, tls, on_open)
     finally:
         proxy.loop_watch.stop()
 
 
-async def serve_site(site: Site, listening: socket.socket, stop: asyncio.Event, tls: Tls | None) -> None:
+async def serve_site(
+    site: Site,
+    listening: socket.socket,
+    stop: asyncio.Event,
+    tls: Tls | None,
+    on_open: Callable[[], None] = lambda: None,
+) -> None:
     """As `serve`, of anything that answers turns. tls: towards clients."""
     config = site.config
     edge = Edge(site.app, config, site.drain, site.body_memory, site.access_log)
@@ -119,6 +128,7 @@ async def serve_site(site: Site, listening: socket.socket, stop: asyncio.Event, 
     await site.app.startup()
     if site.beside is not None:
         await site.beside.open()
+    on_open()
     try:
         async with asyncio.TaskGroup() as tasks:
             watching = [tasks.create_task(connections.watch())]

@@ -121,6 +121,20 @@ async def test_a_port_that_is_taken_is_one_line_before_anything_starts(
     assert left_in(tmp_path) == []
 
 
+@pytest.mark.parametrize("flag", ["port", "heartbeat-port", "picker-port"])
+async def test_a_proxy_names_its_address_only_once_all_its_ports_are_open(tmp_path: Path, flag: str) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = str(other.getsockname()[1])
+        free = ("--port", str(PORT), "--heartbeat-port", str(HEARTBEATS))
+        process = await start("serve", *free, f"--{flag}", taken, cwd=tmp_path)
+        out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert (process.returncode, out) == (1, b"")
+    key = flag.replace("-", "_")
+    assert err.decode().startswith(f"Error: {key} = {taken}: must be a free port") and err.count(b"\n") == 1
+
+
 async def test_another_proxy_on_the_port_is_never_taken_for_the_fleets_own(tmp_path: Path) -> None:
     """One that came between the look at the port and the start, and that has as many workers."""
 

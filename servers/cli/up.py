@@ -56,8 +56,12 @@ def fleet_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def topology_of(topology: str, prefill: int, decode: int, replica: int, encode: int) -> Topology:
-    """By name, or else by counts; ConfigError for both."""
+    """By name, or else by counts; ConfigError for both, and where there is nobody to answer."""
     if not topology:
+        if not (prefill or decode or replica):
+            raise ConfigError(
+                "a fleet needs a worker that answers: give at least one D or R (-D 1 or -R 1)", param="decode"
+            )
         return Topology("", prefill, decode, replica, encoders=encode)
     given = click.get_current_context().get_parameter_source
     for name in ("prefill", "decode", "replica", "encode"):

@@ -46,6 +46,12 @@ def test_a_name_and_counts_together_are_refused(flag: str) -> None:
         asked("--topology", "1P_1D", flag, "1")
 
 
+@pytest.mark.parametrize("encoders", ["0", "1"])
+def test_a_fleet_in_which_nobody_answers_is_refused(encoders: str) -> None:
+    with pytest.raises(ConfigError, match="a fleet needs a worker that answers: give at least one D or R"):
+        asked("-P", "0", "-D", "0", "-R", "0", "-E", encoders)
+
+
 def test_vllm_is_launched_with_its_own_connectors() -> None:
     with pytest.raises(ConfigError, match="must be nixl, nixl_push, mooncake or none with --engine vllm"):
         fleet_spec(Console(), "vllm", "", Topology.parse("1P_1D"), (), connector="sglang")

@@ -144,6 +144,7 @@ _ENDPOINTS = click.Choice([api.value for api in Api])
 _HOW = "chat sends text; completions sends token ids, in exact numbers.  [default: chat for text, else completions]"
 
 _PLAIN = "Chat for any server: without vLLM's min_tokens and ignore_eos, so answers may be shorter than asked for."
+_IMAGES = "Requests, of which the last has an image; all are chat, so --later must have room for its template."
 
 
 @click.command("bench")
@@ -161,7 +162,7 @@ _PLAIN = "Chat for any server: without vLLM's min_tokens and ignore_eos, so answ
 @click.option("--turns", type=_COUNT, default=2, show_default=True)
 @click.option("--think", "think_s", type=_SECONDS, default=0.0, show_default=True, help="Pause, in s.")
 @click.option("--shared-prefix", type=click.IntRange(min=0), default=0, help="Tokens that all first turns begin with.")
-@click.option("--image-every", type=click.IntRange(min=0), default=0, help="One in so many requests has an image.")
+@click.option("--image-every", type=click.IntRange(min=0), default=0, help=_IMAGES)
 @click.option("--conversations", type=_FILE, help="Play a file of conversations instead: messages or ShareGPT.")
 @click.option("--trace", type=_FILE, help="Play a trace instead, at its own times unless told otherwise.")
 @click.option("--output-tokens", type=_COUNT, help="Of every answer to a file's turn, in place of those recorded.")

@@ -52,8 +52,8 @@ async def author_for(session: aiohttp.ClientSession, target: Target, scripts: Se
             return ChatAuthor(await learn_vocabulary(tokenizer), seed)
         except ConfigError as exc:
             raise ConfigError(
-                f"texts of exact lengths cannot be made for {Api.CHAT.path}: {exc.message}; "
-                "give a tokenizer, or use the completions endpoint",
+                f"texts of exact lengths cannot be made for {Api.CHAT.path}: {exc.message}; give a tokenizer"
+                + _or_completions(turns),
                 param="endpoint",
             ) from exc
     try:
@@ -78,11 +78,17 @@ def check_lengths(scripts: Sequence[Script], author: Author) -> None:
     """ConfigError for a turn that is too short to be sent."""
     if short := too_short(scripts, author):
         least = (author.shortest(later=False), author.shortest(later=True))
+        instead = _or_completions([turn for script in scripts for turn in script.turns])
         raise ConfigError(
             f"a turn of {min(short)} new tokens cannot be sent as chat: the template alone takes {least[0]} in a first "
-            f"turn and {least[1]} in a later one; use the completions endpoint",
+            f"turn and {least[1]} in a later one; ask for as many at least{instead}",
             param="endpoint",
         )
+
+
+def _or_completions(turns: Sequence[TracedTurn]) -> str:
+    """What helps as well, unless there are images."""
+    return "" if any(turn.images for turn in turns) else ", or use the completions endpoint"
 
 
 class ChatAuthor:

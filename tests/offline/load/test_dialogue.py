@@ -112,5 +112,15 @@ def test_turns_that_the_template_alone_exceeds_are_found(
             check_lengths([lengths(*counts)], author)
 
 
+@pytest.mark.parametrize(
+    ("images", "advice"),
+    [(0, "ask for as many at least, or use the completions endpoint"), (1, "ask for as many at least")],
+)
+def test_what_is_advised_for_them_can_be_done(images: int, advice: str) -> None:
+    played = script(TracedTurn(new_tokens=8, images=images), TracedTurn(new_tokens=8))
+    with pytest.raises(ConfigError, match=f"{advice}$"):
+        check_lengths([played], CHAT)
+
+
 def test_such_a_turn_is_sent_as_short_as_can_be() -> None:
     assert asked(CHAT, lengths(3))["messages"][0]["content"] == "So"

@@ -26,7 +26,7 @@ from ..goodput.trials import Trials
 from ..simulation.playback import Playback
 from ..simulation.setup import Setup
 from ..simulation.traced_prompts import TracedPrompts, traced_prompts
-from ..traces.formats import read
+from ..traces.formats import UnknownFormat, read
 from .receipt_log import is_receipt_log, opened
 from .slo_flags import SloFlags, slo_flags, target_text
 
@@ -109,7 +109,7 @@ def _prompts(source: Path, most_tokens: int, most_pause_s: float) -> TracedPromp
     else:
         try:
             conversations = read(source)
-        except FormatError as exc:
+        except UnknownFormat as exc:
             raise FormatError(f"{exc.message}, nor a receipt log") from exc
     return traced_prompts(conversations, most_tokens=most_tokens, most_pause_s=most_pause_s)
 

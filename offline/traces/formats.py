@@ -18,6 +18,10 @@ from .turns import TracedConversation
 from .weka import read_weka
 
 
+class UnknownFormat(FormatError):
+    """The file's first row is one of no format that is known."""
+
+
 class Format(StrEnum):
     MOONCAKE = "mooncake"
     BAILIAN = "qwen-bailian"
@@ -80,9 +84,11 @@ def arrival_times(path: Path) -> list[float]:
 
 
 def _format(rows: Rows) -> Format:
+    if rows.is_empty:
+        raise FormatError(f"{rows.name}: is empty")
     members, columns = rows.members(), frozenset(rows.header())
     for kinds, names in ((_MEMBERS, members), (_HEADERS, columns)):
         for kind, telling in kinds:
             if telling <= names:
                 return kind
-    raise FormatError(f"{rows.name}: is in none of the known formats: {', '.join(Format)}")
+    raise UnknownFormat(f"{rows.name}: is in none of the known formats: {', '.join(Format)}")

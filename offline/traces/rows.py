@@ -44,6 +44,10 @@ class Rows:
     def name(self) -> str:
         return str(self._path)
 
+    @property
+    def is_empty(self) -> bool:
+        return self._data.strip(b"\xef\xbb\xbf \t\r\n") in (b"", b"[]")
+
     def header(self) -> tuple[str, ...]:
         line = self._data.lstrip(b"\xef\xbb\xbf").split(b"\n", 1)[0]
         return tuple(name.strip() for name in line.decode("utf-8", "replace").split(","))

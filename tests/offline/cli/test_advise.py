@@ -189,11 +189,12 @@ def test_goodput_names_what_it_cannot_use(tmp_path: Path) -> None:
     file = write(tmp_path, turns())
     assert "topology = 'D'" in search(file, "--topology", "D").output
     assert "topology = '2000R': must be of at most 1024 workers" in search(file, "--topology", "2000R").output
-    assert "in none of the known formats" in search(_empty(tmp_path)).output
-    assert ", nor a receipt log" in search(_empty(tmp_path)).output
+    assert "in none of the known formats" in search(_holding(tmp_path, "{}\n")).output
+    assert ", nor a receipt log" in search(_holding(tmp_path, "{}\n")).output
+    assert search(_holding(tmp_path, "")).output.endswith(".jsonl: is empty\n")
 
 
-def _empty(folder: Path) -> Path:
-    file = folder / "empty.jsonl"
-    file.write_text("{}\n")
+def _holding(folder: Path, content: str) -> Path:
+    file = folder / "holding.jsonl"
+    file.write_text(content)
     return file

@@ -92,8 +92,6 @@ def _ours(message: dict[str, Any]) -> Announcement:
         raise FormatError(f"heartbeat: {exc}") from exc
     if not 0.0 <= beat.kv_usage <= 1.0 or min(beat.running, beat.waiting, beat.kv_capacity_tokens) < 0:
         raise FormatError("heartbeat: running, waiting, kv_capacity_tokens or kv_usage out of range")
-    if beat.x is not None and not 0.0 <= beat.x <= 1.0:
-        raise FormatError("heartbeat: x must be a share from 0 to 1")
     _check_models(beat.models)
     for name in ("engine", "engine_version", "connector", "incarnation", "profile"):
         _check_token(getattr(beat, name), name)
@@ -110,7 +108,7 @@ def _ours(message: dict[str, Any]) -> Announcement:
         source=Source.AGENT,
         tls=beat.tls,
         kv_events=_own_events(beat.kv_events, beat.http_address),
-        x=beat.x,
+        x=check_x(beat.x, _role(beat.role)),
         profile=beat.profile,
         labels=check_labels(beat.labels),
         has_sidecar=check_sidecar(_role(beat.role), beat.connector, has_one=beat.sidecar),
@@ -204,6 +202,13 @@ def check_labels(labels: dict[str, str]) -> dict[str, str]:
                 "labels: must be [PREFIX/]NAME=VALUE, NAME and VALUE of at most 63 letters, digits, . - _"
             )
     return labels
+
+
+def check_x(x: float | None, role: Role) -> float | None:
+    """The same; FormatError for one that is no share, or of a worker that has no LOCAL turns."""
+    if x is not None and (role is not Role.DECODE or not 0.0 <= x <= 1.0):
+        raise FormatError("x: must be a share from 0 to 1, and of a D")
+    return x
 
 
 def check_sidecar(role: Role, connector: str, *, has_one: bool) -> bool:

@@ -8,7 +8,7 @@ from ..config import ProxyConfig, all_of, refused
 from ..connectors import CONNECTORS, usual_connector, usual_engine
 from ..errors import ConfigError, FormatError
 from ..fleet.worker import ENGINES, UNHEARD, EventSource, Role, Source, Worker
-from .heartbeat import check_address, check_coordinates, check_events, check_labels, check_sidecar
+from .heartbeat import check_address, check_coordinates, check_events, check_labels, check_sidecar, check_x
 
 LABEL = "label."
 _COORDINATES = {name: known.allowed for each in CONNECTORS.values() for name, known in each.coordinates.items()}
@@ -22,7 +22,7 @@ WORKER_OPTIONS = ", ".join(
         '",events=tcp://host:port|none"',
         '",replay=tcp://host:port"',
         '",ranks=N"',
-        '",x=SHARE"',
+        '",x=SHARE" of a D',
         '",profile=NAME"',
         '",label.NAME=VALUE"',
         '",sidecar=true" of a D or R',
@@ -66,9 +66,7 @@ def parse_worker(text: str) -> Worker:
         events = EventSource(options.pop("events", ""), options.pop("replay", ""), ranks)
         events = UNHEARD if events == EventSource("none") else check_events(events)
         labels = {name.removeprefix(LABEL): options.pop(name) for name in list(options) if name.startswith(LABEL)}
-        x = float(options.pop("x")) if "x" in options else None
-        if x is not None and not 0.0 <= x <= 1.0:
-            raise ValueError(text)
+        x = check_x(float(options.pop("x")) if "x" in options else None, Role(role))
         if not {tls, sidecar} <= {"true", "false"}:
             raise ValueError(text)
         if (

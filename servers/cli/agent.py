@@ -20,7 +20,7 @@ import zmq.auth
 from ppd.proxy.cli import NumberRange
 from ppd.proxy.connectors import CONNECTORS, usual_connector
 from ppd.proxy.connectors.nixl import KEPT_S, KEPT_USUALLY_S, READS_BACK
-from ppd.proxy.discovery.heartbeat import check_address, check_coordinates, check_labels, check_sidecar
+from ppd.proxy.discovery.heartbeat import check_address, check_coordinates, check_labels, check_sidecar, check_x
 from ppd.proxy.errors import ConfigError, FormatError, PPDError
 from ppd.proxy.fleet.worker import NO_EVENTS, EventSource, Role
 
@@ -145,7 +145,7 @@ def identity_of(options: AgentOptions, address: str) -> Identity:
         connector=options.connector,
         coordinates=check_coordinates(_known_coordinates(options) | coordinates, options.connector),
         kv_events=_event_source(options, options.advertise or address),
-        x=options.x,
+        x=check_x(options.x, options.role),
         profile=options.profile,
         labels=check_labels(_named(options.labels, "label")),
         has_sidecar=check_sidecar(options.role, options.connector, has_one=options.sidecar),

@@ -196,8 +196,14 @@ def test_a_static_worker_may_have_a_profile_of_its_own() -> None:
 
 @pytest.mark.parametrize("option", ["x=", "x=1.1", "x=-0.1", "x=nan", "x=inf", "x=half"])
 def test_a_static_workers_share_that_is_none_is_refused(option: str) -> None:
-    with pytest.raises(ConfigError, match="x=SHARE"):
+    with pytest.raises(ConfigError, match='x=SHARE" of a D'):
         parse_worker(f"D=a:1,{option}")
+
+
+@pytest.mark.parametrize("role", ["P", "R", "E"])
+def test_a_share_is_that_of_a_d(role: str) -> None:
+    with pytest.raises(ConfigError, match='x=SHARE" of a D'):
+        parse_worker(f"{role}=a:1,x=0.5")
 
 
 def test_all_wrong_workers_are_told_at_once() -> None:

@@ -94,6 +94,13 @@ def test_a_d_may_have_a_share_of_its_own(x: float | None) -> None:
     assert decode(pack({**OURS, "x": x})).worker.x == x
 
 
+@pytest.mark.parametrize("role", ["P", "R", "E"])
+def test_only_a_d_has_a_share_of_its_own(role: str) -> None:
+    assert decode(pack({**OURS, "role": role, "x": None})).worker.x is None
+    with pytest.raises(FormatError, match="x: must be a share from 0 to 1, and of a D"):
+        decode(pack({**OURS, "role": role, "x": 0.5}))
+
+
 @pytest.mark.parametrize("x", [-0.1, 1.5, float("nan"), float("inf"), "1", True])
 def test_a_share_that_is_none_is_refused(x: Any) -> None:
     with pytest.raises(FormatError, match="x"):

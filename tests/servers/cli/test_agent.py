@@ -91,6 +91,13 @@ def test_an_identity_may_advertise_another_address_and_coordinates() -> None:
         identity_of(options(coordinates=("zmq_address",)), "127.0.0.1:1")
 
 
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.REPLICA, Role.ENCODE])
+def test_only_a_d_has_a_share_of_its_own(role: Role) -> None:
+    assert identity_of(options(x=0.5), "127.0.0.1:1").x == 0.5
+    with pytest.raises(FormatError, match="x: must be a share from 0 to 1, and of a D"):
+        identity_of(options(x=0.5, role=role), "127.0.0.1:1")
+
+
 def test_an_identity_may_be_that_of_a_sidecar() -> None:
     at = "10.0.0.9:8000"
     made = [identity_of(options(sidecar=one, advertise=at), "127.0.0.1:1") for one in (False, True)]

@@ -196,6 +196,8 @@ def _entry(table: object, number: int, file: str) -> KeyEntry:
         if not is_allowed(value) and (member in table or member in ("hash", "name")):
             shown = f"{member} = {value}" if isinstance(value, (int, float)) else member
             raise _refused(f"{where}: {shown}: must be {allowed}")
+    if table.get("w_ttft") == table.get("w_tpot") == 0:
+        raise _refused(f"{where}: w_ttft = {table['w_ttft']}: must be above 0 where w_tpot is 0")
     name: str = table["name"]
     client = Client(
         name=name,

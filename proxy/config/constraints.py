@@ -53,6 +53,7 @@ CONSTRAINTS = (
     ),
     Constraint(("kv_events_bind", "processes"), "empty where processes is above 1", lambda bind, n: not bind or n == 1),
     Constraint(("worker_cert_file", "worker_key_file"), "set with worker_key_file", _both_or_neither),
+    Constraint(("w_ttft", "w_tpot"), "above 0 where w_tpot is 0", lambda ttft, tpot: ttft or tpot),
     Constraint(
         ("tls_client_ca_file", "tls_cert_file"), "set with tls_cert_file", lambda ca, cert: bool(cert) or not ca
     ),

@@ -18,7 +18,7 @@ from .format import Cell
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The operator's weights; only their ratio matters, and at 0, 0 nothing is LOCAL."""
+    """The operator's weights, of which one is above 0; only their ratio matters."""
 
     ttft: float = 1.0
     tpot: float = 1.0
@@ -27,6 +27,8 @@ class Weights:
         for key, value in (("w_ttft", self.ttft), ("w_tpot", self.tpot)):
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{key}: must be a finite number of at least 0, got {value}", param=key)
+        if not (self.ttft or self.tpot):  # all ways would be equally good
+            raise refused("w_ttft", self.ttft, "above 0 where w_tpot is 0")
 
     def score(self, d_ttft: float, d_tpot: float) -> float:
         """What LOCAL gains over SPLIT: relative TTFT saved minus relative TPOT lost, each with its weight."""
@@ -36,20 +38,26 @@ class Weights:
 LARGEST_WEIGHT = 1e6
 MOST_WEIGHTS: Final[Mapping[str, float]] = {"w_ttft": LARGEST_WEIGHT, "w_tpot": LARGEST_WEIGHT}
 ALLOWED_WEIGHTS = (
-    "MODEL:w_ttft=1,w_tpot=3, with one of the two at least, each from 0 to 1000000 as a plain decimal number"
+    "MODEL:w_ttft=1,w_tpot=3, with one of the two at least, each from 0 to 1000000 as a plain number, not both 0"
 )
 
 
 class TurnWeights(msgspec.Struct, frozen=True, kw_only=True):
-    """Those that somebody has set; None: left to others."""
+    """Those that somebody has set; None: left to others. They are not both 0."""
 
     w_ttft: float | None = None
     w_tpot: float | None = None
 
     def over(self, others: Weights) -> Weights:
-        return Weights(
-            others.ttft if self.w_ttft is None else self.w_ttft, others.tpot if self.w_tpot is None else self.w_tpot
-        )
+        """Who sets one to 0 means that only the other counts, also where that is 0 for others."""
+        ttft = others.ttft if self.w_ttft is None else self.w_ttft
+        tpot = others.tpot if self.w_tpot is None else self.w_tpot
+        if ttft or tpot:
+            return Weights(ttft, tpot)
+        return Weights(float(self.w_ttft is None), float(self.w_tpot is None))
+
+
+NO_WEIGHTS = TurnWeights(w_ttft=0.0, w_tpot=0.0)  # no way is better than another: refused where it is set
 
 
 class WeightRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +83,7 @@ def weight_rules(config: ProxyConfig) -> WeightRules:
             given = TurnWeights(**plain_numbers(weights, MOST_WEIGHTS))
         except ValueError:
             given = None
-        if not model or given is None:
+        if not model or given is None or given == NO_WEIGHTS:
             errors.append(refused("weights_by_model", entry, ALLOWED_WEIGHTS))
         elif model in models:
             errors.append(refused("weights_by_model", entry, "of a model that is named once"))

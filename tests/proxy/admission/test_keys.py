@@ -176,7 +176,7 @@ SECONDS = st.integers(1, 60 * 10**6).map(lambda microseconds: microseconds / 1e6
         tokens_per_minute=st.integers(0, 10**12),
         models=st.lists(MODELS, max_size=3).map(tuple),
         slo=st.none() | st.builds(GivenTargets, ttft=SECONDS, tpot=SECONDS),
-        w_ttft=st.none() | st.floats(0, 1e6),
+        w_ttft=st.none() | st.floats(0.001, 1e6),
         w_tpot=st.none() | st.floats(0, 1e6),
     )
 )
@@ -209,6 +209,7 @@ def test_an_entry_reads_back_as_it_was_written(client: Client) -> None:
         ("w_tpot = -1", "w_tpot = -1: must be a number from 0 to 1000000"),
         ("w_ttft = nan", "w_ttft = nan: must be a number from 0 to 1000000"),
         ("w_ttft = true", "w_ttft = True: must be a number from 0 to 1000000"),
+        ("w_ttft = 0\nw_tpot = 0.0", "w_ttft = 0: must be above 0 where w_tpot is 0"),
         ("slo = 0.5", "slo = 0.5: must be like ttft=0.5,tpot=0.03"),
         ('slo = "ttft=0"', "slo: must be like ttft=0.5,tpot=0.03"),
         ("rpm = 60", "rpm is not known; known are hash, name, tenant, priority, weight, requests_per_minute, tokens_"),

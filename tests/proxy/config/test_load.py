@@ -44,6 +44,7 @@ def test_a_whole_number_may_stand_for_a_float(tmp_path: Path) -> None:
         ('lookup = "both"', "lookup", "nearest, interpolated"),
         ("x = 1.5", "x", "a number from 0 to 1"),
         ("w_ttft = -1", "w_ttft", "at least 0"),
+        ("w_ttft = 0\nw_tpot = 0", "w_ttft", "above 0 where w_tpot is 0"),
         ("w_tpot = nan", "w_tpot", "at least 0"),
         ("w_tpot = inf", "w_tpot", "at least 0"),
         ("worker_ttl_s = 0", "worker_ttl_s", "above 0"),

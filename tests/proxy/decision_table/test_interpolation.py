@@ -212,7 +212,7 @@ TOKENS = st.integers(min_value=0) | st.integers(0, 8192)
 RATES = st.floats(min_value=0, allow_infinity=False, allow_nan=False) | st.floats(0, 25)
 ANYTHING = st.builds(TableQuery, TOKENS, TOKENS, TOKENS, RATES)
 USUAL = st.builds(TableQuery, st.integers(8, 2048), st.integers(64, 4096), st.integers(16, 2048), st.floats(0.4, 25))
-WEIGHTS = st.builds(Weights, st.floats(0, 10), st.floats(0, 10))
+WEIGHTS = st.tuples(st.floats(0, 10), st.floats(0, 10)).filter(any).map(lambda both: Weights(*both))
 
 
 @given(NAME, ANYTHING)

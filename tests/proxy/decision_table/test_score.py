@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ppd.proxy.decision_table.format import (
@@ -163,7 +163,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         (Weights(1, 3), 0.5 - 0.6, False),
         (Weights(0, 1), -0.2, False),
         (Weights(2, 0), 1.0, True),
-        (Weights(0, 0), 0.0, False),
     ],
 )
 def test_the_score_is_weighted_ttft_saved_less_weighted_tpot_added(weights: Weights, score: float, local: bool) -> None:
@@ -186,6 +185,11 @@ def test_weights_are_finite_and_not_negative(key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"w_{key}: must be a finite number of at least 0") as caught:
         Weights(**{key: value})
     assert caught.value.param == f"w_{key}"
+
+
+def test_one_weight_is_above_0() -> None:
+    with pytest.raises(ConfigError, match="w_ttft = 0: must be above 0 where w_tpot is 0"):
+        Weights(0, 0)
 
 
 @pytest.mark.parametrize(
@@ -353,6 +357,7 @@ def test_raising_a_weight_moves_the_verdict_only_towards_what_it_favours(
     name: str, workload: TableQuery, low: float, high: float, other: float
 ) -> None:
     low, high = sorted((low, high))
+    assume(other or low)
     less, more = (TABLES[name].lookup(workload, Weights(w_ttft, other)) for w_ttft in (low, high))
     if less.d_ttft is not None and less.d_ttft > 0 and less.local:
         assert more.local

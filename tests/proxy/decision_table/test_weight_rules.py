@@ -19,6 +19,7 @@ RULES = weight_rules(ProxyConfig(w_ttft=2.0, weights_by_model=("llama:w_tpot=3",
         ("org/a:7b", None, Weights(0.0, 0.5)),
         ("llama", TurnWeights(w_ttft=9.0), Weights(9.0, 3.0)),
         ("other", TurnWeights(w_ttft=9.0, w_tpot=0.0), Weights(9.0, 0.0)),
+        ("org/a:7b", TurnWeights(w_tpot=0.0), Weights(1.0, 0.0)),  # only TTFT counts, as for its model TPOT
     ],
 )
 def test_a_keys_weights_count_before_its_models_and_those_before_the_configs(
@@ -27,10 +28,10 @@ def test_a_keys_weights_count_before_its_models_and_those_before_the_configs(
     assert RULES.of(model, key) == weights
 
 
-@pytest.mark.parametrize(
-    "entry",
-    ["", "llama", "llama:", ":w_ttft=1", "w_ttft=1", "m:w_ttft=-1", "m:w_ttft=nan", "m:w_tpot=1000001", "m:w=1"],
-)
+UNREADABLE = ("", "llama", "llama:", ":w_ttft=1", "w_ttft=1", "m:w_ttft=-1", "m:w_ttft=nan", "m:w_tpot=1000001")
+
+
+@pytest.mark.parametrize("entry", [*UNREADABLE, "m:w=1", "m:w_ttft=0,w_tpot=0"])
 def test_what_cannot_be_read_is_named(entry: str) -> None:
     with pytest.raises(ConfigError, match=r"weights_by_model = .* must be MODEL:w_ttft") as caught:
         weight_rules(ProxyConfig(weights_by_model=(entry,)))

@@ -1,23 +1,27 @@
 """NIXL's pull connector of vLLM: P answers with its blocks, and D, asked next, pulls those that its own cache lacks.
 
-A wrong `kv_transfer_params` is no error here: it has the effect that it has on vLLM, which is to kill or to hang. But a
-D's handle by which P reads KV back is refused by the name of what is wrong with it, and one that is used twice, or too
-late, is counted by D as such and reads other KV, which shows in the text.
+What is missing in `kv_transfer_params` has the effect that it has on vLLM, which is to kill or to hang, and is counted.
+What no P or D answers, as a member of another type, is refused by its name. So is a D's handle by which P reads KV back
+where anything is missing. What is used twice, or too late, is counted by the engine that it names, and brings other KV,
+which shows in the text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from ppd.proxy.fleet.worker import Role
 
 from ..core.counters import Trap
+from ..core.errors import BadRequest
 from ..core.fault_orders import FaultLeg
 from ..core.handoffs import HandedOver, RemotePrefill, Transfer
 from .legs import Leg, Own, fields_of, leg_of_params, params_of
+
+_WHERE = "kv_transfer_params"
 
 
 class Nixl:
@@ -60,6 +64,26 @@ class Nixl:
         return None
 
 
+class _Given(msgspec.Struct, forbid_unknown_fields=True):
+    """What legs may carry: nothing is needed, and null is as if it were not there. All engines here are of size 1."""
+
+    do_remote_prefill: bool | None = None
+    do_remote_decode: bool | None = None
+    remote_block_ids: list[list[int]] | None = None
+    remote_engine_id: str | None = None
+    remote_request_id: str | None = None
+    remote_host: str | None = None
+    remote_port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
+    tp_size: Literal[1] | None = None
+    dcp_size: Literal[1] | None = None
+    pp_size: Literal[1] | None = None
+    remote_num_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    remote_blocks_expiry_time: float | None = None
+    remote_registration_generation: int | None = None
+    transfer_mode: Literal["pull"] | None = None
+    remote_prefill_cached_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
 class _Handle(msgspec.Struct):
     """What a D keeps, as its own answer names it."""
 
@@ -78,46 +102,44 @@ def read_transfer(params: dict[str, Any] | None, *, reads_back: bool = False) ->
     Traps of the third: without block ids the engine dies; without a field that names the peer the request hangs. With
     the blocks of a D in the second, P reads them back before it computes the rest; an engine that cannot, hangs.
     """
-    if not params or not (params.get("do_remote_prefill") or params.get("do_remote_decode")):
+    if not params:
         return Transfer()
-    if not params.get("do_remote_prefill"):
-        if not params.get("remote_block_ids"):
+    given = fields_of(params, _Given, _WHERE)
+    if given.do_remote_prefill and given.do_remote_decode:
+        name = f"{_WHERE}.do_remote_decode"
+        raise BadRequest(f"{name}: must be false with do_remote_prefill", name)
+    if given.do_remote_decode:
+        if not given.remote_block_ids:
             return Transfer(hands_over=True)
         return _read_back(params) if reads_back else Transfer(hands_over=True, trap=Trap.NOT_BIDIRECTIONAL)
-    block_ids = _block_ids(params.get("remote_block_ids"))
-    if not block_ids:
+    return _pull(given) if given.do_remote_prefill else Transfer()
+
+
+def _pull(given: _Given) -> Transfer:
+    if not given.remote_block_ids or not given.remote_block_ids[0]:
         return Transfer(trap=Trap.NO_REMOTE_BLOCKS)
-    engine_id, request_id = params.get("remote_engine_id"), params.get("remote_request_id")
-    host, port = params.get("remote_host"), params.get("remote_port")
-    if not (engine_id and request_id and host and isinstance(port, int)):
+    engine_id, request_id = given.remote_engine_id, given.remote_request_id
+    if not (engine_id and request_id and given.remote_host and given.remote_port):
         return Transfer(trap=Trap.NO_REMOTE_ADDRESS)
-    cached = params.get("remote_prefill_cached_tokens")
     return Transfer(
         remote=RemotePrefill(
-            str(engine_id),
-            str(request_id),
-            str(host),
-            port,
-            block_ids,
-            prefill_cached_tokens=cached if isinstance(cached, int) else None,
-            has_heartbeat=bool(params.get("tp_size")),
+            engine_id,
+            request_id,
+            given.remote_host,
+            given.remote_port,
+            tuple(given.remote_block_ids[0]),
+            prefill_cached_tokens=given.remote_prefill_cached_tokens,
+            has_heartbeat=bool(given.tp_size),
         )
     )
 
 
 def _read_back(params: dict[str, Any]) -> Transfer:
-    handle = fields_of(params, _Handle, "kv_transfer_params")
+    handle = fields_of(params, _Handle, _WHERE)
     remote = RemotePrefill(
         *(handle.remote_engine_id, handle.remote_request_id, handle.remote_host, handle.remote_port),
-        block_ids=_block_ids(handle.remote_block_ids),
+        block_ids=tuple(handle.remote_block_ids[0]),
         has_heartbeat=False,
         kept_until=handle.remote_blocks_expiry_time,
     )
     return Transfer(hands_over=True, remote=remote, read_back=handle.remote_num_tokens)
-
-
-def _block_ids(groups: Any) -> tuple[int, ...]:
-    if not isinstance(groups, list) or not groups or not isinstance(groups[0], list):
-        return ()
-    ids = groups[0]
-    return tuple(ids) if all(isinstance(block_id, int) for block_id in ids) else ()

@@ -111,3 +111,27 @@ async def test_a_first_token_that_ends_the_answer_is_ps_and_d_is_not_asked(
     again = await field.ask(body)
     assert again.text == choice["message"]["content"]
     await field.until(field.idle)
+
+
+@pytest.mark.parametrize("connector", ["trtllm", "trtllm_gen_first"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_first_token_that_shows_nothing_yet_takes_no_text_and_no_count_away(
+    fleets: ConnectorFleets, connector: str, stream: bool
+) -> None:
+    """As one that ends within a character; here because of a stop that the text may become."""
+    fleet = await fleets.of(connector)
+    field = fleet.field
+    body = fleet.talk().body() | {"stop": ["this is said nowhere"]}
+    async with field.session.post(f"http://{field.engines['reference'].address}{CHAT}", json=body) as answer:
+        right = await answer.json()
+    told = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    seen = await field.ask(body | told)
+    assert (seen.is_complete, seen.is_stream, seen.text) == (True, stream, right["choices"][0]["message"]["content"])
+    usage = seen.events[-2]["usage"] if stream else seen.json["usage"]
+    counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+    assert [usage[name] for name in counts] == [right["usage"][name] for name in counts]
+    receipt = field.newest()
+    assert [(leg.kind, leg.error) for leg in receipt.legs] == [(Leg.PREFILL, None), (Leg.DECODE, None)]
+    assert (receipt.completion_tokens, receipt.handoff_missing) == (usage["completion_tokens"], None)
+    await fleet.rest()
+    assert not fleet.used_twice()

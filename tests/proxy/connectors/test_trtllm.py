@@ -127,6 +127,14 @@ def test_generation_first_an_answer_that_tells_nothing_leaves_it_to_d(make_pair:
     assert TrtLlmGenerationFirst().handoff(answer, make_pair(key=KEY)) == counts_of(answer)
 
 
+@pytest.mark.parametrize("content", ["", None, "\ufffd", "\u00e9"])
+def test_what_the_first_token_shows_bears_on_nothing(make_pair: MakePair, content: str | None) -> None:
+    """Its text is that of half a character, where the character takes several tokens: D has the token itself."""
+    pair = make_pair(key=KEY)
+    choice = {**ANSWER["choices"][0], "message": {"role": "assistant", "content": content}}
+    assert handoff(pair, {**ANSWER, "choices": [choice]}) == handoff(pair, ANSWER)
+
+
 def test_ids_are_not_an_engines_own_and_another_one_each_time() -> None:
     for connector in (TrtLlm(), TrtLlmGenerationFirst()):
         keys = {int(connector.new_key()) for _ in range(100)}

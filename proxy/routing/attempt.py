@@ -252,15 +252,17 @@ class FailedAttempts:
 
     def avoid(
         self,
-        views: Iterable[WorkerView],
+        views: Collection[WorkerView],
         legs: Iterable[LegRecord],
         busy: Iterable[Key],
         blocked: Collection[Key] = (),
+        own: WorkerId | None = None,
     ) -> tuple[Key, ...]:
         """Workers and pairs that the next attempt leaves out.
 
         legs: this turn's; busy: who has said so, to any turn; blocked: who gets no turns now. Of a pair that failed it
-        may be P whose KV nobody gets, so another P comes first, while there is one.
+        may be P whose KV nobody gets, or D, so others come first while there are some; but not in place of `own`, the
+        session's D.
         """
         asked = Counter(WorkerId(leg.address) for leg in legs if _has_had_its_turn(leg))
         spent = (worker for worker, times in asked.items() if times >= MOST_ASKED)
@@ -270,9 +272,13 @@ class FailedAttempts:
             avoided |= dict.fromkeys(prefills)
         elif self.computed_by is not None:
             avoided |= dict.fromkeys(prefills - {self.computed_by})
-        doubted = prefills.intersection(key[0] for key in self.keys if isinstance(key, tuple))
-        if doubted and not prefills <= doubted.union(avoided, blocked):
-            avoided |= dict.fromkeys(doubted)
+        pairs = [key for key in self.keys if isinstance(key, tuple) and key[0] in prefills]  # a lender may answer alone
+        if not pairs:
+            return tuple(avoided)
+        decodes = {view.id for view in views if view.role is Role.DECODE}
+        for workers, doubted in (prefills, {key[0] for key in pairs}), (decodes, {key[1] for key in pairs} - {own}):
+            if doubted and not workers <= doubted.union(avoided, blocked):
+                avoided |= dict.fromkeys(doubted)
         return tuple(avoided)
 
     def may_do_without(self) -> bool:

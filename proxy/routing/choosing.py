@@ -269,17 +269,18 @@ class Chooser:
         failed: FailedAttempts | None = None,
         without: Excluded = (),
     ) -> Decision:
-        rules, avoid, blocked = self.rules, without, self._passed_over(now_s)
+        rules, avoid, blocked, only = self.rules, without, self._passed_over(now_s), job.context.only
+        if only is not None:
+            answering = (view.id for view in fleet.views.values() if view.role is not Role.PREFILL)
+            avoid = (*avoid, *(worker for worker in answering if worker not in only))
         counts_turns = rules.scored is not None and rules.scored.table.axes.qps_counts == "turns"
         qps = (self._arrivals.turns if counts_turns else self._arrivals.conversations).rate_rps(now_s)
         if failed is not None:
             if failed.is_lent:
                 rules = replace(rules, moves_kv=False)
             busy = self._state.health.breakers.busy(now_s)
-            avoid = failed.avoid(fleet.prefills, job.receipt.legs, busy, blocked)
-        if (only := job.context.only) is not None:
-            others = (view.id for view in fleet.views.values() if view.role is not Role.PREFILL)
-            avoid = (*avoid, *(worker for worker in others if worker not in only))
+            views = (*fleet.prefills, *fleet.decodes)
+            avoid = failed.avoid(views, job.receipt.legs, (*busy, *avoid), blocked, turn.decode)
         return decide(turn, fleet, rules, qps=qps, now_s=now_s, avoid=avoid, blocked=blocked)
 
     def _attempt(self, job: Job, turn: Turn, decision: Decision, now_s: float) -> Attempt:

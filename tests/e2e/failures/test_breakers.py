@@ -320,3 +320,17 @@ async def test_a_stream_from_a_worker_that_fell_silent_ends_with_an_error(start_
         assert "[DONE]" not in rest
         receipt = (await fleet.admin("GET", "/requests"))[1]["newest"][0]
         assert (receipt["outcome"], receipt["error"]) == ("broken", "replica mid_stream: timeout")
+
+
+async def test_a_turn_asks_a_d_that_fails_handoffs_once_while_there_is_another(start_fleet: Any) -> None:
+    """One that fails at once has no load, so it would be chosen again, with another P."""
+    settings = SPLIT | {"breaker_failures": 1000, "breaker_open_s": 0.01, "retry_burst": 1000}
+    async with start_fleet("P1 P2 D1 D2", **settings) as fleet:
+        fleet.engines["D1"].faults = Faults([Order(FaultKind.ERROR, times=1000)])
+        sick = next(view.id for view in fleet.proxy.state.registry.views() if view.name == "D1")
+        for _ in range(12):
+            chat = fleet.conversation()
+            for _ in range(2):
+                turn = await chat.say(f"{next(NUMBERS)} {LONG}")
+                legs = (await fleet.receipt(turn))["legs"]
+                assert (turn.status, sum(leg["address"] == sick for leg in legs) > 1) == (200, False), legs

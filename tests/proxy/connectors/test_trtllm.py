@@ -30,8 +30,9 @@ PARAMS = {
     "new_in_2030": {"x": 1},
 }
 USAGE = {"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 2}}
+CHOICE = {"index": 0, "finish_reason": "length", "disaggregated_params": PARAMS}
 ANSWER = {
-    "choices": [{"index": 0, "finish_reason": "length", "disaggregated_params": PARAMS}],
+    "choices": [CHOICE],
     "usage": USAGE,
     "prompt_token_ids": [1, 2, 3],
 }
@@ -131,7 +132,7 @@ def test_generation_first_an_answer_that_tells_nothing_leaves_it_to_d(make_pair:
 def test_what_the_first_token_shows_bears_on_nothing(make_pair: MakePair, content: str | None) -> None:
     """Its text is that of half a character, where the character takes several tokens: D has the token itself."""
     pair = make_pair(key=KEY)
-    choice = {**ANSWER["choices"][0], "message": {"role": "assistant", "content": content}}
+    choice = {**CHOICE, "message": {"role": "assistant", "content": content}}
     assert handoff(pair, {**ANSWER, "choices": [choice]}) == handoff(pair, ANSWER)
 
 

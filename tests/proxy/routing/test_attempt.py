@@ -73,26 +73,37 @@ def test_the_next_try_does_without_whom_the_failure_was(failure: Failure) -> Non
     made = decision(failure[0])
     assert made.prefill is None or made.prefill.id == P1.id
     own = P1.id if failure[0] is Leg.PREFILL else made.decode.id
-    expected = ((P1.id, D1.id), P1.id) if ROWS[failure].health is HealthEffect.PAIR else (own,)
+    expected = ((P1.id, D1.id), P1.id, D1.id) if ROWS[failure].health is HealthEffect.PAIR else (own,)
     assert failed.avoid(VIEWS, (), ()) == expected
 
 
 @pytest.mark.parametrize(
     ("others", "busy", "blocked", "without"),
     [
-        ((P2,), [], [], {(P1.id, D1.id), P1.id}),
-        ((P2,), [P2.id], [], {(P1.id, D1.id), P2.id}),
-        ((P2,), [], [P2.id], {(P1.id, D1.id)}),
-        ((), [], [], {(P1.id, D1.id)}),
+        ((P2, D2), [], [], {P1.id, D1.id}),
+        ((P2, D2), [P2.id], [], {D1.id, P2.id}),
+        ((P2, D2), [D2.id], [], {P1.id, D2.id}),
+        ((P2, D2), [], [P2.id], {D1.id}),
+        ((P2, D2), [], [D2.id], {P1.id}),
+        ((P2,), [], [], {P1.id}),
+        ((D2,), [], [], {D1.id}),
+        ((), [], [], set()),
     ],
-    ids=["there is another", "which is busy", "which gets no turns", "there is none"],
+    ids=["there are others", "P is busy", "D is busy", "P gets no turns", "D gets none", "no D", "no P", "neither"],
 )
-def test_after_a_failure_of_a_pair_another_p_comes_first(
+def test_after_a_failure_of_a_pair_another_p_and_another_d_come_first(
     others: tuple[WorkerView, ...], busy: list[WorkerId], blocked: list[WorkerId], without: set[Key]
 ) -> None:
     failed = FailedAttempts(3)
     fail(failed, PAIR_TIMEOUT)
-    assert set(failed.avoid((P1, *others, D1, D2), (), busy, blocked)) == without
+    assert set(failed.avoid((P1, D1, *others), (), busy, blocked)) == {(P1.id, D1.id), *without}
+
+
+@pytest.mark.parametrize(("own", "without"), [(D1.id, {P1.id}), (D2.id, {P1.id, D1.id}), (None, {P1.id, D1.id})])
+def test_the_d_that_holds_the_session_is_asked_once_more(own: WorkerId | None, without: set[Key]) -> None:
+    failed = FailedAttempts(3)
+    fail(failed, PAIR_TIMEOUT)
+    assert set(failed.avoid(VIEWS, (), (), (), own)) == {(P1.id, D1.id), *without}
 
 
 def test_after_too_many_handoffs_no_p_is_asked_not_even_one_that_gets_no_turns() -> None:
@@ -105,7 +116,7 @@ def test_where_pairs_of_every_p_have_failed_each_may_be_tried_with_another_d() -
     failed = FailedAttempts(9)
     fail(failed, PAIR_TIMEOUT)
     fail(failed, PAIR_TIMEOUT, prefill=P2)
-    assert set(failed.avoid(VIEWS, (), ())) == {(P1.id, D1.id), (P2.id, D1.id)}
+    assert set(failed.avoid(VIEWS, (), ())) == {(P1.id, D1.id), (P2.id, D1.id), D1.id}
 
 
 def test_answers_have_a_limit() -> None:

@@ -135,6 +135,21 @@ async def test_a_proxy_names_its_address_only_once_all_its_ports_are_open(tmp_pa
     assert err.decode().startswith(f"Error: {key} = {taken}: must be a free port") and err.count(b"\n") == 1
 
 
+@pytest.mark.parametrize("processes", ["1", "2"])
+async def test_a_proxys_address_is_named_once_and_takes_clients_then(tmp_path: Path, processes: str) -> None:
+    ports = ("--port", str(PORT), "--heartbeat-port", str(HEARTBEATS))
+    process = await start("serve", *ports, "--processes", processes, cwd=tmp_path)
+    assert process.stderr is not None
+    named = b"http://127.0.0.1:%d;" % PORT
+    async with asyncio.timeout(60):
+        said = await process.stderr.readuntil(named)
+        assert not is_free(PORT)
+        process.terminate()
+        said += await process.stderr.read()
+        await process.wait()
+    assert (process.returncode, said.count(named)) == (0, 1), said.decode()
+
+
 async def test_another_proxy_on_the_port_is_never_taken_for_the_fleets_own(tmp_path: Path) -> None:
     """One that came between the look at the port and the start, and that has as many workers."""
 

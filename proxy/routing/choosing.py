@@ -17,7 +17,7 @@ from ..admission.scoped_requests import named_afresh
 from ..beliefs.held import PromptEntry
 from ..beliefs.turn_touches import TurnCaches, TurnTouches
 from ..config import ProxyConfig, StageOrder
-from ..errors import TOO_MANY, AllBusy, AllDown, LegError, NoWorkerError, Overloaded, PPDError, Refused
+from ..errors import TOO_MANY, AllBusy, AllDown, NoWorkerError, Overloaded, PPDError
 from ..fleet.booking import LegBooking
 from ..fleet.view import Fleet, WorkerView
 from ..fleet.worker import Role, WorkerId
@@ -37,7 +37,7 @@ from .attempt import Attempt, FailedAttempts, Job, TurnContext
 from .foresight import foresee
 from .learning import Learner
 from .reading_back import with_readable
-from .receipt_notes import JudgedWays, note_decision, note_turn
+from .receipt_notes import JudgedWays, error_name, note_decision, note_turn
 from .state import State
 
 BUSY_S = 0.05  # until a turn that found every worker busy looks again
@@ -391,10 +391,3 @@ def held_units(job: Job, turn: Turn, worker: WorkerId) -> int:
 def charged_tokens(turn: Turn) -> int:
     """That its key is charged with, by estimate."""
     return turn.prompt_tokens + turn.output_tokens
-
-
-def error_name(exc: PPDError) -> str:
-    """For a receipt."""
-    if isinstance(exc, LegError):
-        return exc.code or f"{exc.phase}: {exc.cause}"
-    return exc.reason if isinstance(exc, Refused) else type(exc).__name__

@@ -1,4 +1,4 @@
-"""What a turn's receipt says of it before it is answered: what was asked, what was decided, and why."""
+"""What a turn's receipt says of it: what was asked, what was decided and why, and what it failed of."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from math import floor, inf, isfinite, log10
 import msgspec
 
 from ..beliefs.held import Held
+from ..errors import LegError, PPDError, Refused
 from ..laws.prediction import Prediction
 from ..policy import Decision, Rules, Turn
 from ..policy.decision import Candidate
@@ -230,3 +231,10 @@ def note_errors(receipt: Receipt, predicted: Prediction, ttft_s: float) -> None:
 
 def _error(measured: float, predicted: float) -> float | None:
     return round(measured / predicted - 1.0, 3) if 0.0 < predicted < inf else None
+
+
+def error_name(exc: PPDError) -> str:
+    """As a receipt has it."""
+    if isinstance(exc, LegError):
+        return exc.code or f"{exc.phase}: {exc.cause}"
+    return exc.reason if isinstance(exc, Refused) else type(exc).__name__

@@ -22,8 +22,8 @@ from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.openai.request import Request
 from ppd.proxy.policy import Decision, Route
 from ppd.proxy.routing.attempt import Attempt, OpenAnswer, TurnContext
-from ppd.proxy.routing.choosing import error_name
 from ppd.proxy.routing.dispatch import Dispatcher
+from ppd.proxy.routing.receipt_notes import error_name
 from ppd.proxy.routing.router import TurnReply
 from ppd.proxy.routing.state import State
 from ppd.proxy.routing.stream import Streaming, whole

@@ -11,7 +11,7 @@ from ..bodies.shared_bytes import SharedBytes
 from ..connectors.leg import leg, public_fields
 from ..openai.body_members import Edited
 from ..openai.request import Request
-from .headers import ANSWERED, DESTINATION, LB_NAMESPACE, OWN_NAMESPACE
+from .headers import ANSWERED, DESTINATION, LB_NAMESPACE, OWN_NAMESPACE, PREFILLER
 from .messages import (
     BODY,
     END_OF_STREAM,
@@ -67,7 +67,7 @@ def picked(stage: str, sent: Mapping[str, str], removed: Iterable[str], body: by
 
 def told(sent: Mapping[str, str]) -> bytes:
     """Headers for the client."""
-    changes = b"".join([_own_option(name, value) for name, value in sent.items()])
+    changes = b"".join([_kept_option(name, value) for name, value in sent.items()])
     return field(_STAGES["response_headers"], field(_RESPONSE, field(_HEADER_MUTATION, changes)))
 
 
@@ -105,7 +105,7 @@ def _destined(destination: str) -> bytes:
 
 def _mutation(sent: Mapping[str, str], removed: Iterable[str]) -> bytes:
     """A `HeaderMutation`."""
-    changes = [_option(name, value) for name, value in sent.items()]
+    changes = [(_kept_option if name in _REPEATED else _option)(name, value) for name, value in sent.items()]
     changes += [field(_REMOVE_HEADERS, name.encode()) for name in removed]
     return b"".join(changes)
 
@@ -120,8 +120,10 @@ def _option(name: str, value: str) -> bytes:
     return field(_SET_HEADERS, field(_HEADER, field(_KEY, key) + field(_VALUE, raw)) + _REPLACES)
 
 
-_own_option = lru_cache(_KEPT)(_option)
-"""Of what the picker tells clients, most is the same in many turns."""
+_kept_option = lru_cache(_KEPT)(_option)
+"""For what is the same in many turns, as most is that the picker tells clients."""
+_REPEATED = frozenset({DESTINATION, PREFILLER, "content-type"})
+"""Of what it tells workers."""
 
 
 def _encoded(answer: Any) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Mapping
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from ..admission.auth import FORWARDED, SESSION
@@ -50,6 +51,7 @@ _KEPT = {
 }
 _NAME, _CUTS = re.compile(r":?[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"[\r\n\0]")
 _USUAL_NAME = re.compile(":?[a-z][a-z0-9-]*")
+_KEY_OF, _RAW_OF = attrgetter("key"), attrgetter("raw_value")
 _NUMBER = re.compile("[0-9]{1,4}")
 _KINDS_OF_CLIENTS = 64  # by the names of their headers, which are remembered
 _KEPT_BEGIN = (":", "x-forwarded-", "x-envoy-")
@@ -85,23 +87,24 @@ def item_numbers(text: str) -> frozenset[int] | None:
 
 def read(headers: Any, wanted: Container[str] | None = None) -> dict[str, str]:
     """Names in lower case, values with a character for each byte; the first of a repeated one. wanted: None for all."""
-    given = [
-        (one.key, (one.raw_value or one.value.encode()).decode("latin-1"))
-        for one in headers.headers
-        if wanted is None or one.key in wanted
-    ]
-    found = dict(given)
-    if (
-        len(found) == len(given)
-        and all(map(_USUAL_NAME.fullmatch, found))  # each by itself: no name can pass for two
-        and not _CUTS.search("".join(found.values()))
-    ):
-        return found
-    found = {}
-    for name, value in given:
+    came = headers.headers if wanted is None else [one for one in headers.headers if one.key in wanted]
+    names, raw = tuple(map(_KEY_OF, came)), list(map(_RAW_OF, came))  # Envoy sends no value but a raw one
+    joined = b"\n".join(raw).decode("latin-1")
+    values = joined.split("\n")
+    if all(raw) and len(values) == len(names) and "\r" not in joined and "\0" not in joined and _are_usual(names):
+        return dict(zip(names, values, strict=True))
+    found: dict[str, str] = {}
+    for one in came:
+        name, value = one.key, (one.raw_value or one.value.encode()).decode("latin-1")
         if _NAME.fullmatch(name) and not _CUTS.search(value):  # HTTP has no others
             found.setdefault(name.lower(), value)
     return found
+
+
+@lru_cache(_KINDS_OF_CLIENTS)
+def _are_usual(names: tuple[str, ...]) -> bool:
+    """Whether each is one name, in lower case, and none is repeated."""
+    return len(set(names)) == len(names) and all(map(_USUAL_NAME.fullmatch, names))
 
 
 def subset(metadata: Any) -> frozenset[WorkerId] | None:

@@ -28,3 +28,30 @@ def test_only_names_that_http_has_are_read(names: tuple[str, ...], read_as: tupl
     for name in names:
         request.request_headers.headers.headers.add(key=name, raw_value=b"1")
     assert tuple(read(request.request_headers.headers)) == read_as
+
+
+@pytest.mark.parametrize(
+    ("values", "read_as"),
+    [
+        ((b"1", b"2"), {"a": "1", "b": "2"}),
+        ((b"", b"2"), {"a": "", "b": "2"}),
+        ((b"caf\xe9", b"2"), {"a": "caf\xe9", "b": "2"}),
+        ((b"1\n2", b"3"), {"b": "3"}),
+        ((b"1\r", b"2"), {"b": "2"}),
+        ((b"1", b"2\0"), {"a": "1"}),
+        ((b"\n", b"\n"), {}),
+    ],
+)
+def test_only_values_that_http_has_are_read(values: tuple[bytes, bytes], read_as: dict[str, str]) -> None:
+    request = ProcessingRequest()
+    for name, value in zip("ab", values, strict=True):
+        request.request_headers.headers.headers.add(key=name, raw_value=value)
+    assert read(request.request_headers.headers) == read_as
+
+
+def test_a_value_that_is_text_is_read_too() -> None:
+    request = ProcessingRequest()
+    request.request_headers.headers.headers.add(key="a", value="1")
+    request.request_headers.headers.headers.add(key="b", raw_value=b"2")
+    assert read(request.request_headers.headers) == {"a": "1", "b": "2"}
+    assert read(request.request_headers.headers, {"a"}) == {"a": "1"}

@@ -14,6 +14,7 @@ from ..errors import LegError, refusal
 from ..failures import Cause, Leg, Phase
 from ..fleet.registry import Registry
 from ..fleet.view import WorkerView
+from ..health.poisoned_prompts import PoisonedPrompts, is_loss, life_of
 from ..health.worker_health import WorkerHealth
 from ..media.items import MediaItem
 from ..openai.request import Endpoint
@@ -54,6 +55,7 @@ class EncoderLegs:
         chooser: EncoderChooser,
         registry: Registry,
         health: WorkerHealth,
+        poisoned: PoisonedPrompts,
         metrics: Metrics,
         now: Callable[[], float],
     ) -> None:
@@ -61,6 +63,7 @@ class EncoderLegs:
         self._upstream = upstream
         self._registry = registry
         self._health = health
+        self._poisoned = poisoned
         self._metrics = metrics
         self._now = now
         self._limit_s = config.encoder_timeout_s
@@ -136,6 +139,8 @@ class EncoderLegs:
             exc = await self._upstream.examine(exc, view.worker)
             if turn.named is None:  # what it means for E is what it means for P; of one that is named the picker judges
                 self._health.leg_failed(Leg.PREFILL, exc, view.id, asked_s)
+            if is_loss(exc):  # no reason to refuse the turn, unless another worker ends its connection too
+                self._poisoned.lost(turn.request.prompt.chain.end(), life_of(view), self._now())
             self._metrics.failures.labels(LABEL, exc.phase, exc.cause).inc()
             log.warning("request %s: %s on %s: %s at %s", leg_id, LABEL, view.name, exc.cause, exc.phase)
             return None

@@ -13,7 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ..errors import PoisonedPrompt
+from ..errors import LegError, PoisonedPrompt
+from ..failures import Cause, Phase
 from ..fleet.view import WorkerView
 from ..runtime.replicated import Replicated
 from ..sessions.prefix_chain import PrefixEnd
@@ -137,6 +138,11 @@ class PoisonedPrompts:
             if not is_due and len(self._suspects) <= SUSPECTS_KEPT:
                 return
             self._suspects.popitem(last=False)
+
+
+def is_loss(exc: LegError) -> bool:
+    """Whether the worker ended the connection of a request that it may have worked on, before its first byte."""
+    return exc.phase in (Phase.SENT, Phase.HEADERS) and exc.cause in (Cause.RESET, Cause.WORKER_GONE)
 
 
 def life_of(view: WorkerView) -> Life:

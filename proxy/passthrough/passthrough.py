@@ -26,9 +26,9 @@ from ..errors import LOOP, OVERLOAD, LegError, NoWorkerError, Refused, RequestEr
 from ..failures import ROWS, Cause, Leg, Phase
 from ..fleet.view import WorkerView, check_model
 from ..fleet.worker import Role, WorkerId
-from ..health.poisoned_prompts import life_of
+from ..health.poisoned_prompts import is_loss, life_of
 from ..openai.form import is_form
-from ..routing.attempt import FailedAttempts, is_loss, workers_lost
+from ..routing.attempt import FailedAttempts, workers_lost
 from ..routing.state import State
 from ..sessions.prefix_chain import PrefixEnd
 from ..sessions.text_kinds import Kind

@@ -362,11 +362,6 @@ def _has_had_its_turn(leg: LegRecord) -> bool:
     return leg.phase is not Phase.CONNECT and (leg.error is not None or is_done)
 
 
-def is_loss(exc: LegError) -> bool:
-    """Whether the worker ended the connection of a request that it may have worked on, before its first byte."""
-    return exc.phase in (Phase.SENT, Phase.HEADERS) and exc.cause in (Cause.RESET, Cause.WORKER_GONE)
-
-
 def workers_lost(exc: LegError) -> LegError:
     """For a turn that has ended the connections of two workers: it may be what ends them."""
     lost = LegError(

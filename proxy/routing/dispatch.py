@@ -33,7 +33,7 @@ class Dispatcher:
         bodies: BodyReader,
     ) -> None:
         self._encoders = EncoderLegs(
-            config, upstream, state.encoders, state.registry, state.health, state.metrics, state.now
+            config, upstream, state.encoders, state.registry, state.health, state.poisoned, state.metrics, state.now
         )
         self._health = state.health
         self._now = state.now

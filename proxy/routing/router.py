@@ -14,12 +14,12 @@ from ..config import ProxyConfig
 from ..errors import LegError
 from ..failures import Cause, FailureRule
 from ..fleet.worker import WorkerId
-from ..health.poisoned_prompts import life_of
+from ..health.poisoned_prompts import is_loss, life_of
 from ..health.worker_health import blamed_view
 from ..leg_moves import LegsState
 from ..openai.request import Request
 from ..telemetry.receipts import Receipt
-from .attempt import Attempt, FailedAttempts, Job, OpenAnswer, TurnContext, is_loss, workers_lost
+from .attempt import Attempt, FailedAttempts, Job, OpenAnswer, TurnContext, workers_lost
 from .choosing import Chooser
 from .dispatch import Dispatcher
 from .learning import Learner

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ppd.proxy.config import Mode
-from ppd.servers.sim.core.fault_orders import Faults
+from ppd.servers.sim.core.fault_orders import FaultKind, Faults, Order
 from tests.e2e.encoders.test_encoders import ALWAYS, asks, decisions, legs, picture, talk
 from tests.support.fleet import Fleet
 
@@ -86,3 +86,25 @@ async def test_a_client_that_leaves_ends_the_encoders_legs() -> None:
         await fleet.until(lambda: engine.encoder.running == 0)
         await fleet.until(fleet.idle)
         assert not fleet.engines["R1"].received
+
+
+async def test_an_image_that_kills_an_encoder_kills_one_other_worker_at_most() -> None:
+    """Its prompt has then ended two, however many are left."""
+    settings = {"breaker_open_s": 60.0, "queue_timeout_s": 5.0, "engine": {"allow_faults": True}, **ALWAYS}
+    async with Fleet.of("E1 E2 R1 R2", **settings) as fleet:
+        for engine in fleet.engines.values():
+            engine.faults = Faults([Order(FaultKind.KILL)])
+        say = [{"role": "user", "content": asks(picture(1))}]
+        codes = [(turn.status, turn.body["error"]["code"]) for turn in [await fleet.chat(say) for _ in range(2)]]
+        assert codes == [(502, "workers_lost"), (503, "poisoned_prompt")]
+        assert sorted(name[0] for name, engine in fleet.engines.items() if engine.is_dead) == ["E", "R"]
+
+
+async def test_encoders_that_die_are_no_reason_to_refuse_what_a_worker_answers() -> None:
+    async with Fleet.of("E1 E2 R1", engine={"allow_faults": True}, **ALWAYS) as fleet:
+        for name in ("E1", "E2"):
+            fleet.engines[name].faults = Faults([Order(FaultKind.KILL)])
+        turn = await fleet.chat([{"role": "user", "content": [*asks(picture(1)), *asks(picture(2))]}])
+        assert (turn.status, await decisions(fleet, turn)) == (200, ["image: failed", "image: failed"])
+        assert [fleet.engines[name].is_dead for name in ("E1", "E2", "R1")] == [True, True, False]
+        assert len(fleet.proxy.state.poisoned) == 0

@@ -10,8 +10,9 @@ from ppd.proxy.failures import ROWS, Cause, ClientGets, Failure, HealthEffect, L
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, WorkerId
 from ppd.proxy.health.circuit_breaker import RetryBudget
+from ppd.proxy.health.poisoned_prompts import is_loss
 from ppd.proxy.health.worker_health import Key
-from ppd.proxy.routing.attempt import FailedAttempts, is_loss
+from ppd.proxy.routing.attempt import FailedAttempts
 from ppd.proxy.routing.service import in_class
 from ppd.proxy.telemetry.receipts import LegRecord
 from tests.support.attempts import decision, running, view

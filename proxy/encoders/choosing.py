@@ -200,7 +200,7 @@ def _costs_more(encoder: WorkerView, consumer: Consumer, items: int) -> bool:
     sake of others.
     In place all beside stand still too. For their sake the turn waits for E as much longer as they would in sum,
     within PATIENCE. Where many turns have media, those beside would gain what their own first tokens lose: then a turn
-    goes to E only if it is sooner there.
+    goes to E only if its own items are begun sooner there, or done sooner by an E that is the faster one.
     """
     on_encoder, in_place = consumer.seconds.compared
     later = encoder.requests * on_encoder - consumer.encoding * in_place - items * max(0.0, in_place - on_encoder)

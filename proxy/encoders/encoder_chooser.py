@@ -12,6 +12,7 @@ from ..config import ProxyConfig
 from ..fleet.registry import Registry
 from ..fleet.view import WorkerView
 from ..fleet.worker import Role, WorkerId
+from ..health.doubts import Doubts
 from ..health.worker_health import WorkerHealth
 from ..media.items import MediaItem
 from ..openai.request import Endpoint, Request
@@ -46,6 +47,7 @@ class EncoderTurn(msgspec.Struct, frozen=True):
     headers: Mapping[str, str]
     leg_id: Callable[[str], str]
     started_s: float  # the turn's arrival
+    doubts: Doubts
     is_first: bool = True  # no other attempt of the turn has come to its encoders
     named: NamedEncoders | None = None  # None: this process chooses
     predicted_s: float | None = None  # by the laws, from its decision to the first token that is seen of its answer

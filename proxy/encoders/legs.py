@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 
@@ -138,7 +139,9 @@ class EncoderLegs:
             noted.error = f"{exc.phase}: {exc.cause}"
             exc = await self._upstream.examine(exc, view.worker)
             if turn.named is None:  # what it means for E is what it means for P; of one that is named the picker judges
-                self._health.leg_failed(Leg.PREFILL, exc, view.id, asked_s)
+                count = partial(self._health.leg_failed, Leg.PREFILL, exc, view.id, asked_s)
+                if not turn.doubts.hold(exc, count):
+                    count()
             if is_loss(exc):  # no reason to refuse the turn, unless another worker ends its connection too
                 self._poisoned.lost(turn.request.prompt.chain.end(), life_of(view), self._now())
             self._metrics.failures.labels(LABEL, exc.phase, exc.cause).inc()

@@ -41,6 +41,11 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     size_bytes: int = 0  # of its data; 0: only its URL is known
     pixels: int = 0  # of an image; 0: not known
 
+    @property
+    def is_by_url(self) -> bool:
+        """An engine has to fetch it."""
+        return not self.size_bytes
+
 
 # Kinds by the `type` of a part: chat's, Responses' and Messages'. An item that is already encoded (`..._embeds`) has
 # only its `uuid` replaced.

@@ -21,6 +21,7 @@ from ..errors import TOO_MANY, AllBusy, AllDown, NoWorkerError, Overloaded, PPDE
 from ..fleet.booking import LegBooking
 from ..fleet.view import Fleet, WorkerView
 from ..fleet.worker import Role, WorkerId
+from ..health.doubts import Doubts
 from ..health.worker_health import Key
 from ..openai.body_members import given
 from ..openai.request import Request
@@ -105,7 +106,8 @@ class Chooser:
             raise
         receipt.waited_s = self._now() - started_s
         self._state.retries.deposit()
-        return Job(request, match, turn, entry, receipt, context, started_s, permit, counted)
+        doubts = Doubts(request.media)
+        return Job(request, match, turn, entry, receipt, context, started_s, permit, doubts, counted)
 
     async def choose(self, job: Job, failed: FailedAttempts | None = None) -> Attempt:
         """Decides, waiting in the queue where no worker takes a turn now. Nothing is reserved yet.
@@ -306,6 +308,7 @@ class Chooser:
             headers=context.headers,
             started_s=job.started_s,
             asked_s=now_s,
+            doubts=job.doubts,
             history=entry.history,
             count=None if job.counted is None else job.counted.check,
             held_units=held_units(job, turn, prefill or decode) if request.media else 0,

@@ -7,12 +7,13 @@ failed. With no P left, the policy falls back to a turn without a handoff.
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import msgspec
 
 from ..config import ProxyConfig
 from ..errors import LegError
-from ..failures import Cause, FailureRule
+from ..failures import ROWS, Cause, FailureRule, Leg
 from ..fleet.worker import WorkerId
 from ..health.poisoned_prompts import is_loss, life_of
 from ..health.worker_health import blamed_view
@@ -99,6 +100,7 @@ class Router:
                     health.ended_on_prefill(decision)
                 else:
                     health.began(decision)
+                job.doubts.answered()
                 if poisoned := state.poisoned:
                     poisoned.answered(job.request.prompt.chain.end())
                 return attempt, opened
@@ -116,11 +118,20 @@ class Router:
         life = life_of(blamed_view(attempt.failed(exc).kind, attempt.decision))
         return self._state.poisoned.lost(request.prompt.chain.end(), life, self._state.now())
 
+    def _count(self, attempt: Attempt, leg: Leg, exc: LegError) -> FailureRule:
+        """Against whom a leg's failure is held, perhaps later."""
+        health, decision = self._state.health, attempt.decision
+        count = partial(health.failed, leg, exc, decision, attempt.asked_s)
+        if not attempt.doubts.hold(exc, count):
+            return count()
+        health.left(decision)
+        return ROWS[leg, exc.phase, exc.cause]
+
     def _give_up(self, attempt: Attempt, exc: LegError) -> FailureRule:
         """Books a leg's failure, and has a handoff taken that P still pins KV for."""
         record = attempt.failed(exc)
         leg = record.kind
-        row = self._state.health.failed(leg, exc, attempt.decision, attempt.asked_s)
+        row = self._count(attempt, leg, exc)
         self._state.metrics.failures.labels(leg, exc.phase, exc.cause).inc()
         log.log(
             logging.DEBUG if exc.cause is Cause.REQUEST else logging.WARNING,

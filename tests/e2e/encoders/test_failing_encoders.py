@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from ppd.proxy.config import Mode
 from ppd.servers.sim.core.fault_orders import FaultKind, Faults, Order
 from tests.e2e.encoders.test_encoders import ALWAYS, asks, decisions, legs, picture, talk
 from tests.support.fleet import Fleet
+from tests.support.scripted_workers import odd_worker
 
 FAULTS: dict[str, dict[str, Any]] = {
     "an error": {"kind": "error", "phase": "request", "status": 500},
@@ -108,3 +111,61 @@ async def test_encoders_that_die_are_no_reason_to_refuse_what_a_worker_answers()
         assert (turn.status, await decisions(fleet, turn)) == (200, ["image: failed", "image: failed"])
         assert [fleet.engines[name].is_dead for name in ("E1", "E2", "R1")] == [True, True, False]
         assert len(fleet.proxy.state.poisoned) == 0
+
+
+SENSITIVE: dict[str, Any] = {"breaker_failures": 1, "mode": Mode.REPLICA, **ALWAYS}
+ANSWER = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}]}
+
+
+async def fetches(request: web.Request) -> web.Response:
+    """As vLLM, which answers 500 to a URL that it cannot fetch, and at last to one that does not answer."""
+    body = await request.text()
+    if "silent.invalid" in body:
+        await asyncio.sleep(60)
+    return web.json_response(ANSWER, status=500 if ".invalid" in body else 200)
+
+
+async def breaks(request: web.Request) -> web.Response:
+    return web.json_response({}, status=500)
+
+
+def avoided(fleet: Fleet) -> int:
+    """Workers whose breakers are not closed."""
+    state = fleet.proxy.state
+    return len(state.health.breakers.states(state.now()))
+
+
+@pytest.mark.parametrize("host", ["gone", "silent"])
+async def test_a_url_that_no_engine_can_fetch_is_held_against_none(host: str) -> None:
+    """Three of them would have put the fleet out of use for all."""
+    waits: dict[str, Any] = {"encoder_timeout_s": 0.2, "answer_timeout_s": 0.4} if host == "silent" else {}
+    async with (
+        Fleet.of("", breaker_failures=1, mode=Mode.REPLICA, **waits, **ALWAYS) as fleet,
+        AsyncExitStack() as stack,
+    ):
+        for role in ("E", "R", "R"):
+            await stack.enter_async_context(odd_worker(fleet, fetches, role))
+        turn = await fleet.chat([{"role": "user", "content": asks(f"http://{host}.invalid/a.png")}])
+        assert (turn.status >= 500, await decisions(fleet, turn)) == (True, ["image: failed"])
+        assert avoided(fleet) == 0
+        turn = await fleet.chat([{"role": "user", "content": asks("http://there/a.png")}])
+        assert (turn.status, await decisions(fleet, turn)) == (200, ["image: encoded"])
+
+
+async def test_a_worker_that_cannot_fetch_what_another_can_is_avoided() -> None:
+    """So is an encoder."""
+    async with Fleet.of("", **SENSITIVE) as fleet, AsyncExitStack() as stack:
+        for role, handler in (("E", breaks), ("R", breaks), ("R", fetches)):
+            await stack.enter_async_context(odd_worker(fleet, handler, role))
+        for _ in range(3):  # whichever R comes first
+            turn = await fleet.chat([{"role": "user", "content": asks("http://there/a.png")}])
+            assert turn.status == 200
+        assert avoided(fleet) == 2
+
+
+async def test_what_fails_with_the_data_at_hand_is_held_against_its_worker() -> None:
+    async with Fleet.of("", **SENSITIVE) as fleet, AsyncExitStack() as stack:
+        for role in ("E", "R"):
+            await stack.enter_async_context(odd_worker(fleet, breaks, role))
+        turn = await fleet.chat([{"role": "user", "content": asks(picture(1))}])
+        assert (turn.status, avoided(fleet)) == (502, 2)

@@ -14,6 +14,7 @@ from ppd.proxy.config import EncoderUse, ProxyConfig
 from ppd.proxy.encoders.choosing import ItemDecision, NamedEncoders
 from ppd.proxy.encoders.encoder_chooser import EncoderTurn
 from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.health.doubts import Doubts
 from ppd.proxy.openai.request import Endpoint, Request
 from ppd.proxy.peers.channels import Member
 from ppd.proxy.routing.state import State
@@ -51,7 +52,13 @@ def fleet(clock: FakeClock, use: EncoderUse = EncoderUse.AUTO) -> State:
 def turn(state: State, **changes: Any) -> EncoderTurn:
     consumer = next(view for view in state.registry.views() if view.role is Role.REPLICA)
     made = EncoderTurn(
-        request=seen(), consumer=consumer, held_units=0, headers={}, leg_id=lambda kind: kind, started_s=0.0
+        request=seen(),
+        consumer=consumer,
+        held_units=0,
+        headers={},
+        leg_id=lambda kind: kind,
+        started_s=0.0,
+        doubts=Doubts(),
     )
     return replace(made, **changes)
 

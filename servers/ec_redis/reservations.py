@@ -19,7 +19,7 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 
 Dtype = Literal["F32", "F16", "BF16"]
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256, pattern=r"^[^\ud800-\udfff]*$")]  # that UTF-8 can hold
 Dimension = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 BYTES: dict[Dtype, int] = {"F32": 4, "F16": 2, "BF16": 2}
 MOST_WAITING = 4096  # offers for which no request came yet, and keys that are ignored

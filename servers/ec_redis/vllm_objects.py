@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from .reservations import Offer
+from .reservations import Name, Offer
 from .settings import ECSettings
 
 
@@ -28,8 +28,10 @@ def consumer_of(new_request: Any) -> str:
     """Whom the request's body names: `"ec_transfer_params": {"consumer": NAME}`."""
     extra = getattr(new_request.sampling_params, "extra_args", None) or {}
     told = extra.get("ec_transfer_params")
-    consumer = told.get("consumer") if isinstance(told, dict) else None
-    return consumer if isinstance(consumer, str) and len(consumer) <= 256 else ""
+    try:
+        return msgspec.convert(told["consumer"], Name) if isinstance(told, dict) else ""
+    except (msgspec.ValidationError, KeyError):
+        return ""
 
 
 def read_offers(request: Any) -> dict[str, Offer | None]:

@@ -143,5 +143,5 @@ def _decode(message: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise Malformed(f"a message may have {MOST_CONTROL_BYTES} bytes, this one has {len(message)}")
     try:
         return decoder.decode(message)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise Malformed(str(exc)) from exc

@@ -265,7 +265,7 @@ def ready(consumer: Consumer, request: str, need: Input) -> bool:
 def test_threads_bring_embeddings_through_redis_and_survive_what_is_none(redis_server: RedisServer) -> None:
     raw = redis.Redis.from_url(redis_server.url)
     for key in ("ppd:ec:metadata:PD1", "ppd:ec:verdicts:E1", "ppd:ec:data:PD1"):
-        raw.rpush(key, b"\x80\x04\x95pickled.")
+        raw.rpush(key, b"\x80\x04\x95pickled.", *[b'{"type":' + b"[" * 4000] * 8)  # more than there are threads
     with over_redis(redis_server.url, 20.0) as (producer, consumer):
         for number in range(20):
             item, leg = f"item{number}", f"leg{number}"

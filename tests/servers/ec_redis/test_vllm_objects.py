@@ -34,6 +34,7 @@ def changed(**members: object) -> dict[str, Any]:
         (changed(item="another"), {}),
         (changed(producer=""), {}),
         (changed(leg="x" * 257), {}),
+        *((changed(**{name: "\ud800"}), {}) for name in ("producer", "leg")),  # which no message could hold
         (changed(embedding={"shape": [16, -1], "dtype": "F32"}), {}),
         (changed(embedding={"shape": [16], "dtype": "F32"}), {}),
         (changed(embedding={"shape": [16, 1 << 60], "dtype": "F32"}), {}),
@@ -56,6 +57,7 @@ def test_offers_are_read_from_a_requests_body(told: object, offers: dict[str, Of
         ({"ec_transfer_params": "PD1"}, ""),
         ({"ec_transfer_params": {"consumer": 7}}, ""),
         ({"ec_transfer_params": {"consumer": "x" * 257}}, ""),
+        ({"ec_transfer_params": {"consumer": "\ud800"}}, ""),
     ],
 )
 def test_whom_an_encoders_request_names(extra: object, consumer: str) -> None:

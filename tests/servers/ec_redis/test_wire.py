@@ -116,6 +116,8 @@ def test_data_beyond_max_item_bytes_are_refused() -> None:
         encode(Metadata(OFFER)) + b" " * MOST_CONTROL_BYTES,
         encode(Answer("PD1", "leg", "a", True)) + b" " * MOST_CONTROL_BYTES,
         '{"leg":"\ud800"}'.encode("utf-8", "surrogatepass"),
+        encode(Metadata(OFFER)).replace(b'"leg":"leg"', rb'"leg":"\ud800"'),
+        *(head + b"[" * 4000 for head in (b'{"type":', b'{"type":"metadata","more":', b'{"more":')),
     ],
 )
 def test_control_messages_that_can_not_be_are_refused(decode: Callable[[bytes], object], message: bytes) -> None:

@@ -140,8 +140,7 @@ class EncoderLegs:
             exc = await self._upstream.examine(exc, view.worker)
             if turn.named is None:  # what it means for E is what it means for P; of one that is named the picker judges
                 count = partial(self._health.leg_failed, Leg.PREFILL, exc, view.id, asked_s)
-                if not turn.doubts.hold(exc, count):
-                    count()
+                turn.doubts.count(exc, count)
             if is_loss(exc):  # no reason to refuse the turn, unless another worker ends its connection too
                 self._poisoned.lost(turn.request.prompt.chain.end(), life_of(view), self._now())
             self._metrics.failures.labels(LABEL, exc.phase, exc.cause).inc()

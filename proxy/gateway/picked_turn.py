@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -160,6 +161,7 @@ class PickedTurn:
         attempt.touches.answering()
         if self.encoders is not None:
             self.encoders.computed(well=True)
+        attempt.doubts.answered()
         self._state.health.began(attempt.decision)
         self._state.health.prefilled(attempt.decision, moved=False)
         self._state.admission.admit_waiting()
@@ -253,6 +255,7 @@ class PickedTurn:
         if not self._status:  # it came before Envoy told of the head
             self.began(OK, is_stream=self._is_stream)
         attempt = self._attempt
+        attempt.doubts.answered()
         attempt.handoff = None
         if report.route in (Route.SPLIT, Route.READBACK):
             attempt.handoff = Handoff(params={}, tokens=0, cached_tokens=report.prefill_cached_tokens)
@@ -278,9 +281,10 @@ class PickedTurn:
         if is_encoder and self.encoders is not None:
             self.encoders.failed(worker)
         if worker == self.worker:
-            health.failed(leg, exc, attempt.decision, attempt.asked_s)
+            attempt.doubts.count(exc, partial(health.failed, leg, exc, attempt.decision, attempt.asked_s))
+            health.left(attempt.decision)
         elif self._state.registry.view(worker) is not None:
-            health.leg_failed(leg, exc, worker, attempt.asked_s)
+            attempt.doubts.count(exc, partial(health.leg_failed, leg, exc, worker, attempt.asked_s))
         self._state.metrics.failures.labels(failed.leg, phase, cause).inc()
 
     def _observing(self) -> AnswerObserver:
@@ -331,7 +335,9 @@ class PickedTurn:
         leg = attempt.answering_leg
         if attempt.leg is not None:
             attempt.leg.fail(exc)
-        self._state.health.failed(leg, exc, attempt.decision, attempt.asked_s)
+        health = self._state.health
+        attempt.doubts.count(exc, partial(health.failed, leg, exc, attempt.decision, attempt.asked_s))
+        health.left(attempt.decision)
         self._state.metrics.failures.labels(leg, exc.phase, exc.cause).inc()
 
     def _note_error(self, exc: LegError) -> None:

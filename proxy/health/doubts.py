@@ -22,6 +22,11 @@ class Doubts:
         self._has_urls = any(item.is_by_url for item in media)
         self._held = list[Callable[[], object]]()
 
+    def count(self, exc: LegError, count: Callable[[], object]) -> None:
+        """Now, unless it is to be held."""
+        if not self.hold(exc, count):
+            count()
+
     def hold(self, exc: LegError, count: Callable[[], object]) -> bool:
         """Whether `count`, which holds the failure against its worker, is left until another one has answered."""
         if not self._has_urls or exc.phase not in _FETCHING or exc.cause not in (Cause.SERVER, Cause.TIMEOUT):

@@ -150,6 +150,27 @@ async def test_a_report_may_name_encoders_of_a_turn_that_had_none() -> None:
     assert set(envoy.proxy.state.health.breakers.states(envoy.proxy.state.now())) == {E1}
 
 
+BY_URL = [{"role": "user", "content": asks("http://gone.invalid/a.png")}]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "avoided"), [("failed", 500, set()), ("completed", 200, {E1})], ids=["failed", "answered"]
+)
+async def test_a_url_may_be_to_blame_until_a_worker_answers(outcome: str, status: int, avoided: set[str]) -> None:
+    envoy = Envoy(proxy_of(FLEET, breaker_failures=1, **ALWAYS))
+    await envoy.turn(chat(messages=BY_URL))
+    envoy.reports.taken(report(envoy, FailedLeg("encode", E1, "headers", "5xx"), outcome=outcome, status=status))
+    assert set(envoy.proxy.state.health.breakers.states(envoy.proxy.state.now())) == avoided
+
+
+@pytest.mark.parametrize(("body", "is_avoided"), [(chat(messages=BY_URL), False), (seen(1), True)], ids=["url", "data"])
+async def test_so_may_it_for_the_worker(body: bytes, is_avoided: bool) -> None:
+    envoy = Envoy(proxy_of((f"D={D1}",), breaker_failures=1))
+    await envoy.turn(body)
+    envoy.tell("response_headers", headers={":status": "500"}, end_of_stream=True)
+    assert bool(envoy.proxy.state.health.breakers.states(envoy.proxy.state.now())) is is_avoided
+
+
 @pytest.mark.parametrize("status", [500, None])
 async def test_of_a_turn_that_came_to_nothing_nothing_is_believed(status: int | None) -> None:
     envoy = Envoy(proxy_of(FLEET, **ALWAYS))

@@ -12,7 +12,9 @@ from ..fleet.worker import WorkerId
 from ..media.items import MediaItem
 
 CACHE_TOKENS = 8192
-"""Of an engine's encoder cache: vLLM gives it a step's tokens, of which this is the usual least."""
+"""Of an engine's encoder cache. vLLM 0.32 gives it a step's tokens, or those of the model's largest item if these are
+more: a step has 8192 on large GPUs, 2048 on others. A worker encodes what it is wrongly believed to have.
+"""
 ENCODER_CACHE_TOKENS = 65_536  # of an E, which has nothing else to keep
 UNKNOWN_TOKENS = 1024  # of an item whose size is not known
 LEAST_TOKENS = 64

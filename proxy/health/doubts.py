@@ -38,3 +38,7 @@ class Doubts:
         held, self._held = self._held, []
         for count in held:
             count()
+
+
+NO_DOUBTS = Doubts()
+"""Of all turns without media: it holds nothing."""

@@ -26,7 +26,7 @@ from ..fleet.booking import LegBooking
 from ..fleet.view import WorkerView
 from ..fleet.worker import Role, WorkerId
 from ..health.circuit_breaker import RetryBudget
-from ..health.doubts import Doubts
+from ..health.doubts import NO_DOUBTS, Doubts
 from ..health.worker_health import Key, blamed
 from ..laws.targets import GivenTargets
 from ..leg_moves import Legs
@@ -69,7 +69,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
     asked_s: float  # when this attempt began; once encoders are done, when it went on
     history: int  # the session's, by which engines' events name it
     count: CountCheck | None = None  # where a tokenizer has counted the prompt
-    doubts: Doubts = msgspec.field(default_factory=Doubts)  # the turn's
+    doubts: Doubts = NO_DOUBTS  # the turn's
     foreseen: Foreseen | None = None  # what the decision says of its times
     attempt_id: str = msgspec.field(default_factory=new_id)
     held_units: int = 0  # of a prompt with media: messages whose KV the worker that computes it is believed to hold

@@ -21,7 +21,7 @@ from ..errors import TOO_MANY, AllBusy, AllDown, NoWorkerError, Overloaded, PPDE
 from ..fleet.booking import LegBooking
 from ..fleet.view import Fleet, WorkerView
 from ..fleet.worker import Role, WorkerId
-from ..health.doubts import Doubts
+from ..health.doubts import NO_DOUBTS, Doubts
 from ..health.worker_health import Key
 from ..openai.body_members import given
 from ..openai.request import Request
@@ -106,7 +106,7 @@ class Chooser:
             raise
         receipt.waited_s = self._now() - started_s
         self._state.retries.deposit()
-        doubts = Doubts(request.media)
+        doubts = Doubts(request.media) if request.media else NO_DOUBTS
         return Job(request, match, turn, entry, receipt, context, started_s, permit, doubts, counted)
 
     async def choose(self, job: Job, failed: FailedAttempts | None = None) -> Attempt:

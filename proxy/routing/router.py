@@ -100,7 +100,8 @@ class Router:
                     health.ended_on_prefill(decision)
                 else:
                     health.began(decision)
-                job.doubts.answered()
+                if job.request.media:
+                    job.doubts.answered()
                 if poisoned := state.poisoned:
                     poisoned.answered(job.request.prompt.chain.end())
                 return attempt, opened

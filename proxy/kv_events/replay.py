@@ -31,7 +31,7 @@ async def replay(
     """Whether nothing is missing any more. endpoint: empty: the publisher replays nothing. dropped(why): a batch."""
     for _ in range(TRIES if endpoint else 0):
         with context.socket(zmq.DEALER) as socket:  # a new one, as the rest of the last answer may still come
-            set_limits(socket)
+            set_options(socket, endpoint)
             socket.connect(endpoint)
             await socket.send_multipart([b"", stream.replay_from().to_bytes(SEQUENCE_BYTES)])
             state = await _answer(socket, stream, throttle, dropped)
@@ -70,7 +70,9 @@ async def _answer(
     return Replay.OPEN if timeout_s == FIRST_TIMEOUT_S else Replay.AGAIN
 
 
-def set_limits(socket: zmq.asyncio.Socket) -> None:
+def set_options(socket: zmq.asyncio.Socket, endpoint: str) -> None:
+    """Of a socket that will connect to this endpoint, or be bound there."""
+    socket.setsockopt(zmq.IPV6, "[" in endpoint)  # of a name ZeroMQ would then take the IPv6 address alone
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, FRAME_LIMIT_BYTES)
     socket.setsockopt(zmq.RCVHWM, HELD_BATCHES)

@@ -23,7 +23,7 @@ from ..runtime.tasks import Background, Throttle
 from ..telemetry.metrics import Metrics
 from .engine_caches import EngineCaches
 from .event_batch import rank_of
-from .replay import set_limits
+from .replay import set_options
 from .subscription import Frames, Publisher, Subscription, has_more
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class EventSubscriber:
         """ConfigError where the port can't be bound; called before anything is served."""
         if not self._bound_to:
             return
-        socket = self._socket()
+        socket = self._socket(self._bound_to)
         try:
             socket.bind(self._bound_to)
         except zmq.ZMQError as exc:
@@ -150,12 +150,12 @@ class EventSubscriber:
         source = worker.kv_events.of_rank(rank)
         publisher = Publisher(self._caches.stream(worker.id, rank), worker.role, source.replay_endpoint)
         subscription = Subscription(self._context, self._throttle, self._metrics, lambda _: publisher)
-        with self._socket() as socket:
+        with self._socket(source.endpoint) as socket:
             await subscription.run_connected(socket, source.endpoint, publisher)
 
-    def _socket(self) -> zmq.asyncio.Socket:
+    def _socket(self, endpoint: str) -> zmq.asyncio.Socket:
         socket = self._context.socket(zmq.SUB)
-        set_limits(socket)
+        set_options(socket, endpoint)
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         socket.setsockopt(zmq.HEARTBEAT_IVL, PING_EVERY_MS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,13 @@ from ..telemetry.metrics import Metrics
 from .event_stream import EventStream, Order
 from .replay import SEQUENCE_BYTES, replay
 
+log = logging.getLogger(__name__)
+
 FRAMES = 3  # topic, sequence number, batch
 AGAIN_MS = 1000
 """After this long without a batch a new subscription looks again: the publisher may have learnt of it after it had
 answered the replay, and have published in between."""
+UNHEARD_MS = 10_000  # without a connection: then the log says so, as ZeroMQ itself is silent about it
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +53,29 @@ class _Held:
 class Subscription:
     """Reads; whoever opens a socket closes it."""
 
-    def __init__(self, context: zmq.asyncio.Context, throttle: Throttle, metrics: Metrics, sender: Sender) -> None:
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        throttle: Throttle,
+        metrics: Metrics,
+        sender: Sender,
+        unheard_ms: int = UNHEARD_MS,
+    ) -> None:
+        self._unheard_ms = unheard_ms
         self._context = context
         self._throttle = throttle
         self._metrics = metrics
         self._sender = sender
 
     async def run_connected(self, socket: zmq.asyncio.Socket, endpoint: str, publisher: Publisher) -> None:
-        """A socket that connects to one publisher, until cancelled."""
+        """A socket that connects to one publisher, until cancelled. Says once if there is none."""
         monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         poller, is_connected = zmq.asyncio.Poller(), False
         poller.register(socket, zmq.POLLIN)
         poller.register(monitor, zmq.POLLIN)
         socket.connect(endpoint)  # now that its events are seen
-        stream, wait_ms = publisher.stream, None
+        stream = publisher.stream
+        wait_ms: int | None = self._unheard_ms
         try:
             while True:
                 ready = dict(await poller.poll(wait_ms))
@@ -76,8 +89,10 @@ class Subscription:
                         wait_ms = AGAIN_MS if publisher.replay_endpoint else None
                 elif socket in ready:
                     await self.read(socket)
-                else:
+                elif is_connected:
                     await self._catch_up(publisher)
+                else:
+                    log.warning("no KV events come from %s: nobody answers there", endpoint)
                 stream.is_behind = not is_connected or has_more(socket)
         finally:
             stream.is_behind = True

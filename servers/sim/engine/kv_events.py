@@ -48,6 +48,7 @@ class KvEventPublisher:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUB)
         self._socket.linger = 0
+        self._socket.ipv6 = "[" in endpoint
         self._replay: zmq.asyncio.Socket | None = None
         self._replays: asyncio.Task[None] | None = None
         try:
@@ -112,6 +113,7 @@ class KvEventPublisher:
         if replay_endpoint:
             self._replay = zmq.asyncio.Socket(self._context, zmq.ROUTER)
             self._replay.linger = 0
+            self._replay.ipv6 = "[" in replay_endpoint
             self._replay.bind(replay_endpoint)
 
     async def _answer_replays(self, replay: zmq.asyncio.Socket) -> None:

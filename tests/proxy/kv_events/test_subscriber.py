@@ -13,20 +13,25 @@ import zmq.asyncio
 
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import EventSource, Worker
+from ppd.proxy.kv_events.engine_caches import EngineCaches
 from ppd.proxy.kv_events.event_batch import session_name
+from ppd.proxy.kv_events.subscription import Publisher, Subscription
+from ppd.proxy.runtime.tasks import Throttle
+from ppd.proxy.telemetry.metrics import Metrics
 from ppd.servers.sim.core.block_pool import AllBlocksCleared, BlockStored, CacheEvent, Namespace
 from ppd.servers.sim.core.fault_orders import BatchFate
 from ppd.servers.sim.engine.kv_events import KvEventPublisher
 from tests.support.announcements import HISTORY, D, Lab, OwnHosts, subscribing
 
 ANY = "tcp://127.0.0.1:*"
+ANY_IPV6 = "tcp://[::1]:*"
 
 
 class BoundPublisher(KvEventPublisher):
     """Binds a port that it is given, where an engine would have a wildcard: on every interface."""
 
     def _open(self, endpoint: str, replay_endpoint: str) -> None:
-        super()._open(ANY, replay_endpoint)
+        super()._open(ANY_IPV6 if "[" in endpoint else ANY, replay_endpoint)
         self._socket.unbind(self.endpoint)
         self._socket.bind(endpoint)
 
@@ -73,6 +78,32 @@ async def test_what_an_engine_has_published_before_is_replayed() -> None:
             lab.registry.remove(D.id)
             await lab.until_held(None)
             assert not lab.caches
+
+
+async def test_an_engine_on_an_ipv6_host_is_heard() -> None:
+    with publishing(ANY_IPV6, replay=ANY_IPV6) as publisher:
+        publish(publisher, 0, 1)
+        async with subscribing() as lab:
+            lab.add(source(publisher))
+            await lab.until_held(2)
+            publish(publisher, 2)
+            await lab.until_held(3)
+
+
+async def test_a_publisher_that_is_not_there_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    context = zmq.asyncio.Context()
+    with context.socket(zmq.SUB) as socket:
+        publisher = Publisher(EngineCaches(lambda history: history).stream(D.id, 0), D.role, "")
+        subscription = Subscription(context, Throttle(), Metrics(), lambda _: publisher, unheard_ms=1)
+        endpoint = free_endpoint()
+        running = asyncio.create_task(subscription.run_connected(socket, endpoint, publisher))
+        async with asyncio.timeout(60):
+            while not caplog.messages:
+                await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait({running})
+    context.destroy(linger=0)
+    assert caplog.messages == [f"no KV events come from {endpoint}: nobody answers there"]
 
 
 @pytest.mark.parametrize("fate", [BatchFate.LOST, BatchFate.GARBLED])

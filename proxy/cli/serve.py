@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from ..assembly import Proxy, assemble
-from ..config import Draft, ProxyConfig
+from ..config import Draft, ProxyConfig, host_and_port
 from ..config.reference import json_schema
 from ..downstream.serve import listen, serve
 from ..errors import ConfigErrors, PPDError
@@ -74,21 +74,22 @@ def _run_one(settings: Settings, listening: socket.socket, member: Member, alive
     return 0
 
 
-def describe(settings: Settings) -> str:
+def describe(settings: Settings, port: int = 0) -> str:
+    """port: on which clients are taken, where that is known already; 0: as the config says."""
     config = settings.config
     table = ""
     if settings.rules().scored is not None:
         table = f", table {config.table} ({config.lookup}), w_ttft {config.w_ttft:g}, w_tpot {config.w_tpot:g}"
     if settings.schedule is not None:
         table += f", epp_config {config.epp_config} ({settings.schedule.describe()})"
-    beats = f"{config.heartbeat_host}:{config.heartbeat_port}" if config.heartbeat_port else "off"
+    beats = host_and_port(config.heartbeat_host, config.heartbeat_port) if config.heartbeat_port else "off"
     admin = "on" if config.admin_key else "off"
     scheme = "https" if config.tls_cert_file else "http"
     processes = f"{config.processes} processes; " if config.processes > 1 else ""
     keys = f"by {config.keys_file}" if config.keys_file else "not asked for"
     return (
-        f"ppd {version('ppd-router')}: {scheme}://{config.host}:{config.port}; {processes}mode {config.mode}{table}; "
-        f"heartbeats {beats}; clients' keys {keys}; admin API {admin}"
+        f"ppd {version('ppd-router')}: {scheme}://{host_and_port(config.host, port or config.port)}; {processes}"
+        f"mode {config.mode}{table}; heartbeats {beats}; clients' keys {keys}; admin API {admin}"
     )
 
 
@@ -104,8 +105,8 @@ def prefill_notice(config: ProxyConfig) -> tuple[int, str] | None:
     )
 
 
-def _tell(settings: Settings) -> None:
-    log.info("%s", describe(settings))
+def _tell(settings: Settings, port: int) -> None:
+    log.info("%s", describe(settings, port))
     if told := prefill_notice(settings.config):
         log.log(*told)
 
@@ -140,7 +141,7 @@ async def _serve(
 
     def tell() -> None:
         if proxy.membership.leads:  # of several processes one does
-            _tell(settings)
+            _tell(settings, listening.getsockname()[1])
 
     await serve(proxy, listening, stop, tell)
 

@@ -5,7 +5,7 @@ help, its row in docs/configuration.md (`python -m ppd.proxy.config.reference do
 the JSON Schema follow.
 """
 
-from .addresses import ANY_ORIGIN, is_loopback
+from .addresses import ANY_ORIGIN, host_and_port, is_loopback
 from .choices import (
     AccessFormat,
     DataPlane,
@@ -52,6 +52,7 @@ __all__ = [
     "all_of",
     "build",
     "convert",
+    "host_and_port",
     "is_loopback",
     "refused",
     "secrets_in",

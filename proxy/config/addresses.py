@@ -1,4 +1,4 @@
-"""What a text of the config says of addresses: ranges, hosts, and origins of web pages."""
+"""Addresses as a config writes them: ranges, hosts, ports, and origins of web pages."""
 
 from __future__ import annotations
 
@@ -28,3 +28,9 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def host_and_port(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 address, whether the host has some or not."""
+    bare = host.strip("[]")
+    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"

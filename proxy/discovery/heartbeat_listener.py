@@ -18,7 +18,7 @@ import zmq.asyncio
 import zmq.auth
 from zmq.auth.asyncio import AsyncioAuthenticator
 
-from ..config import ProxyConfig, refused
+from ..config import ProxyConfig, host_and_port, refused
 from ..errors import ConfigError, FormatError
 from ..fleet.registry import Registry
 from ..fleet.worker import Announcement, Source, WorkerId
@@ -137,11 +137,14 @@ class HeartbeatListener:
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a restarted engine comes back under its old identity
         if curve:
             self._require_keys(socket)
+        host = self._config.heartbeat_host
+        endpoint = f"tcp://{host_and_port(host, port)}"
+        socket.setsockopt(zmq.IPV6, "[" in endpoint)
         try:
-            socket.bind(f"tcp://{self._config.heartbeat_host}:{port}")
+            socket.bind(endpoint)
         except zmq.ZMQError as exc:
             socket.close()
-            raise ConfigError(f"{key} = {port}: must be a free port ({exc.strerror})", param=key) from exc
+            raise ConfigError(f"{key} = {port}: must be a free port on {host} ({exc.strerror})", param=key) from exc
         return socket
 
     def _require_keys(self, socket: zmq.asyncio.Socket) -> None:

@@ -103,6 +103,7 @@ class Announcer:
 
     def _connect(self, address: str) -> zmq.asyncio.Socket:
         socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.IPV6, "[" in address)
         socket.setsockopt(zmq.CONFLATE, 1)
         socket.setsockopt(zmq.LINGER, 500)  # ms, for the last message
         socket.setsockopt(zmq.HEARTBEAT_IVL, int(PING_EVERY_S * 1000))

@@ -40,6 +40,7 @@ class Reporter:
         self._complained_s, self._complained_of = now() - COMPLAIN_EVERY_S, 0
         self._context = zmq.Context[zmq.Socket[bytes]]()
         self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IPV6, "[" in picker)
         self._socket.setsockopt(zmq.SNDHWM, held)
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)
         if curve is not None:

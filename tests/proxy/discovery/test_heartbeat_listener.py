@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import time
 from collections.abc import Iterable, Iterator
 from itertools import repeat
@@ -15,9 +17,12 @@ from prometheus_client import generate_latest
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.discovery.heartbeat import Heartbeat
 from ppd.proxy.discovery.heartbeat_listener import HeartbeatListener
+from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.runtime.tasks import SLICE_S
 from ppd.proxy.telemetry.metrics import Metrics
+from ppd.servers.agent.announcer import Announcer
+from ppd.servers.fleet.ports import free_ports
 from tests.support.clock import FakeClock
 
 
@@ -45,9 +50,9 @@ class FakeSocket:
 
 
 class Bench:
-    def __init__(self, clock: FakeClock) -> None:
+    def __init__(self, clock: FakeClock, config: ProxyConfig | None = None) -> None:
         self.registry, self.metrics = Registry(), Metrics()
-        self.listener = HeartbeatListener(ProxyConfig(), self.registry, self.metrics, clock)
+        self.listener = HeartbeatListener(config or ProxyConfig(), self.registry, self.metrics, clock)
 
     def takes(self, socket: FakeSocket, slice_s: float = 10.0) -> int:
         """How many of the messages it applied."""
@@ -100,3 +105,35 @@ def test_coordinates_that_would_break_a_head_are_dropped_and_counted(bench: Benc
     messages = [beat(coordinates={"zmq_address": text}), beat(engine_version=text), beat("10.0.0.2:80")]
     assert bench.takes(FakeSocket(messages)) == 1
     assert (bench.counted("dropped"), bench.counted("taken")) == (2, 1)
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+async def test_an_agent_announces_its_worker_over_ipv6(host: str, clock: FakeClock) -> None:
+    (port,) = free_ports(1)
+    bench = Bench(clock, ProxyConfig(heartbeat_host=host, heartbeat_port=port))
+    bench.listener.open()
+    announcer = Announcer([f"[::1]:{port}"])
+    reading = asyncio.create_task(bench.listener.run(*bench.listener.sockets[0]))
+    try:
+        await announcer.send(Heartbeat(version=1, role="D", http_address="[::1]:80", models=["m"]))
+        async with asyncio.timeout(60):
+            while not len(bench.registry):
+                await asyncio.sleep(0.01)
+    finally:
+        reading.cancel()
+        await asyncio.wait({reading})
+        announcer.close()
+        bench.listener.close()
+
+
+@pytest.mark.parametrize(("host", "why"), [("127.0.0.1", "Address already in use"), ("*.", "")])
+async def test_a_port_that_cannot_be_bound_is_named_with_its_host(host: str, why: str, clock: FakeClock) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        bench = Bench(clock, ProxyConfig(heartbeat_host=host, heartbeat_port=port, heartbeat_open=True))
+        with pytest.raises(ConfigError) as caught:
+            bench.listener.open()
+        bench.listener.close()
+    assert str(caught.value).startswith(f"heartbeat_port = {port}: must be a free port on {host} ({why}")

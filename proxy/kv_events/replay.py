@@ -12,8 +12,9 @@ from ..errors import FormatError
 from ..runtime.tasks import Throttle
 from .event_stream import EventStream, Replay
 
-FRAME_LIMIT_BYTES = 64 * 1024 * 1024  # a step with many long prompts takes a tenth of it
-HELD_BATCHES = 1000
+FRAME_LIMIT_BYTES = 32 * 1024 * 1024  # a step with many long prompts takes a fifth of it
+HELD_BYTES = 256 * 1024 * 1024  # of one engine, until they are read; ZeroMQ counts messages alone
+HELD_BATCHES = HELD_BYTES // FRAME_LIMIT_BYTES  # more wait in the connection and at the engine
 FIRST_TIMEOUT_S = 5.0  # until an answer begins; vLLM looks for requests every 0.1 s, if it has nothing to publish
 NEXT_TIMEOUT_S = 0.5  # a publisher drops what is read too slowly, with the end mark
 TRIES = 50  # each brings a thousand batches or more

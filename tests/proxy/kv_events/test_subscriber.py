@@ -15,6 +15,7 @@ from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import EventSource, Worker
 from ppd.proxy.kv_events.engine_caches import EngineCaches
 from ppd.proxy.kv_events.event_batch import session_name
+from ppd.proxy.kv_events.replay import set_options
 from ppd.proxy.kv_events.subscription import Publisher, Subscription
 from ppd.proxy.runtime.tasks import Throttle
 from ppd.proxy.telemetry.metrics import Metrics
@@ -220,6 +221,15 @@ async def test_a_flood_leaves_the_loop_to_others() -> None:
                 turns += 1
             # A pause of four times its length follows each slice, in which an idle loop turns hundreds of times.
             assert turns > 300
+
+
+async def test_what_waits_to_be_read_is_bounded_in_bytes() -> None:
+    context = zmq.asyncio.Context()
+    with context.socket(zmq.SUB) as socket:
+        set_options(socket, ANY)
+        most_bytes = socket.getsockopt(zmq.RCVHWM) * socket.getsockopt(zmq.MAXMSGSIZE)
+    context.destroy(linger=0)
+    assert 0 < most_bytes <= 256 * 1024 * 1024
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ def opened(path: Path) -> PastLog:
     except OSError as exc:
         raise ConfigError(f"{path}: cannot be read: {exc.strerror}", param="log") from exc
     log.damage.tell(path)
+    if log.is_empty:
+        raise ConfigError(f"{path}: is empty: a receipt is written when its turn ends", param="log")
     if not log.turns:
         raise ConfigError(f"{path}: no line is the receipt of a turn that a worker was asked to answer", param="log")
     return log

@@ -109,6 +109,11 @@ class PastLog(msgspec.Struct, kw_only=True):
     undecided: int = 0  # receipts of turns that reached no worker
     repeated: int = 0  # receipts that are there once more, as where files were joined that overlap
 
+    @property
+    def is_empty(self) -> bool:
+        """No receipt was there at all, not even a damaged one."""
+        return not (self.turns or self.undecided or self.damage.count)
+
 
 _LINE = msgspec.json.Decoder(_Line)
 

@@ -24,11 +24,12 @@ class KeyType(click.types.StringParamType):
 
 
 class KeyFlag(click.Option):
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: Key, text: str = "") -> None:
+        """text: what the key is for in a program other than the proxy, if the key itself does not say so."""
         self.group = key.group
         flag = f"--{key.name.replace('_', '-')}"
         if isinstance(key.default, bool):
-            super().__init__([f"{flag}/--no-{flag[2:]}", key.name], default=None, help=_help(key))
+            super().__init__([f"{flag}/--no-{flag[2:]}", key.name], default=None, help=_help(key, text or key.text))
             return
         super().__init__(
             [flag, key.name],
@@ -36,17 +37,17 @@ class KeyFlag(click.Option):
             metavar=f"[{'|'.join(key.choices)}]" if key.choices else key.type_name.upper(),
             multiple=isinstance(key.default, tuple),
             default=None,
-            help=_help(key),
+            help=_help(key, text or key.text),
             envvar=key.variable if key.is_secret else None,  # all users can see a command line
         )
 
 
-def _help(key: Key) -> str:
+def _help(key: Key, text: str) -> str:
     default = ", ".join(key.default) if isinstance(key.default, tuple) else str(key.default)
     notes = [f"default: {default}"] if default and not key.is_secret else []
     notes += [f"or {key.variable}"] if key.is_secret else []
     notes += ["may be given several times"] if isinstance(key.default, tuple) else []
-    text = key.text.replace("`", "")
+    text = text.replace("`", "")
     return f"{text[0].upper()}{text[1:]}." + (f"  [{'; '.join(notes)}]" if notes else "")
 
 

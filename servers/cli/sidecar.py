@@ -43,6 +43,11 @@ KEYS_HERE = (
     *("encoder_batch", "encoder_strip", "encoder_timeout_s", "media_limit"),
     *("receipt_log", "access_log", "log_level", "log_format", "log_lines_per_minute"),
 )
+TEXTS_HERE = {
+    "worker_api_key": "sent to the engine, and to each P and E; if empty, the client's own Authorization is",
+    "worker_ca_file": "authority for an engine, P and E that use TLS; empty: the system's",
+    "worker_cert_file": "the certificate that is shown to them",
+}
 _NONE = "no list, so none is allowed"
 CHOSEN = [name for name in CONNECTORS if is_of_sidecars(name)]
 
@@ -217,6 +222,6 @@ command = click.Command(
         click.Option(["--report"], default="", help="heartbeat host:port of the picker, which is told how turns went"),
         click.Option(["--curve-key"], type=click.Path(path_type=Path), help="this sidecar's secret certificate"),
         click.Option(["--curve-server-key"], type=click.Path(path_type=Path), help="the picker's public certificate"),
-        *(KeyFlag(KEYS[name]) for name in KEYS_HERE),
+        *(KeyFlag(KEYS[name], TEXTS_HERE.get(name, "")) for name in KEYS_HERE),
     ],
 )

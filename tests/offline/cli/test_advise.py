@@ -155,7 +155,8 @@ def test_what_cannot_be_used_is_one_clear_error(tmp_path: Path, flags: tuple[str
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "no line is the receipt of a turn"),
+        (b"", "is empty: a receipt is written when its turn ends"),
+        (b"\n", "is empty"),
         (b"{}\n\0\n", "no line is the receipt of a turn"),
         (line_of(receipt("D1")), "the log has 1 sessions of model 'm'"),
     ],

@@ -71,7 +71,16 @@ def test_what_cannot_be_used_is_one_clear_error(log: Path, flags: tuple[str, ...
     assert said in result.output
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"{}\n", b"\0" * 100, line_of(receipt("D1", route="", legs=[]))])
+@pytest.mark.parametrize("content", [b"", b"\n"])
+def test_an_empty_log_is_said_to_be_empty(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "receipts.jsonl"
+    file.write_bytes(content)
+    result = run(file, *PROFILE)
+    assert result.exit_code == 1
+    assert f"{file}: is empty: a receipt is written when its turn ends" in result.output
+
+
+@pytest.mark.parametrize("content", [b"{}\n", b"\0" * 100, line_of(receipt("D1", route="", legs=[]))])
 def test_a_log_with_nothing_to_decide_is_an_error(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "receipts.jsonl"
     file.write_bytes(content)

@@ -70,3 +70,10 @@ def test_what_cannot_be_used_is_refused_at_the_start(given: tuple[str, ...], tol
     with pytest.raises((PPDError, click.BadParameter)) as refused:
         options(*given)
     assert told in str(refused.value)
+
+
+def test_help_speaks_of_a_sidecar_where_the_proxys_own_would_mislead() -> None:
+    told = " ".join(flags.command.get_help(click.Context(flags.command)).split())
+    assert "Sent to the engine, and to each P and E; if empty, the client's own Authorization is." in told
+    for foreign in ("keys_file", "that a stranger may have announced", "that the proxy shows"):
+        assert foreign not in told

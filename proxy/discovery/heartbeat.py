@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -92,7 +93,8 @@ def _ours(message: dict[str, Any]) -> Announcement:
         raise FormatError(f"heartbeat: {exc}") from exc
     if not 0.0 <= beat.kv_usage <= 1.0 or min(beat.running, beat.waiting, beat.kv_capacity_tokens) < 0:
         raise FormatError("heartbeat: running, waiting, kv_capacity_tokens or kv_usage out of range")
-    _check_models(beat.models)
+    check_models(beat.models)
+    _check_aliases(beat)
     for name in ("engine", "engine_version", "connector", "incarnation", "profile"):
         _check_token(getattr(beat, name), name)
     worker = Worker(
@@ -169,9 +171,15 @@ def _role(text: str) -> Role:
         raise FormatError("heartbeat: role must be P, D, R or E") from None
 
 
-def _check_models(models: list[str]) -> None:
+def check_models(models: Sequence[str]) -> None:
     if len(models) > MODELS_LIMIT or not all(0 < len(name) <= MODEL_LIMIT and name.isprintable() for name in models):
         raise FormatError(f"models: must be at most {MODELS_LIMIT} names of at most {MODEL_LIMIT} printable characters")
+
+
+def _check_aliases(beat: Heartbeat) -> None:
+    """Else one worker could say that another's model is its own, under another name."""
+    if not {*beat.aliases, *beat.aliases.values()} <= set(beat.models):
+        raise FormatError("aliases: must be names of its own models")
 
 
 def check_coordinates(coordinates: dict[str, str], connector: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from ..config import ProxyConfig, all_of, refused
 from ..connectors import CONNECTORS, usual_connector, usual_engine
 from ..errors import ConfigError, FormatError
 from ..fleet.worker import ENGINES, UNHEARD, EventSource, Role, Source, Worker
-from .heartbeat import check_address, check_coordinates, check_events, check_labels, check_sidecar, check_x
+from .heartbeat import check_address, check_coordinates, check_events, check_labels, check_models, check_sidecar, check_x
 
 LABEL = "label."
 _COORDINATES = {name: known.allowed for each in CONNECTORS.values() for name, known in each.coordinates.items()}
@@ -58,6 +58,8 @@ def parse_worker(text: str) -> Worker:
         allowed += ", then any of " + WORKER_OPTIONS  # told only where it is one of these that is wrong
         options = dict(part.split("=", 1) for part in rest)
         named, model = options.pop("engine", ""), options.pop("model", "")
+        models = (model,) if model else ()
+        check_models(models)
         connector = options.pop("connector", usual_connector(role, named))
         engine = named or usual_engine(connector)
         version, tls = options.pop("engine_version", ""), options.pop("tls", "false")
@@ -78,7 +80,7 @@ def parse_worker(text: str) -> Worker:
         return Worker(
             role=Role(role),
             address=address,
-            models=(model,) if model else (),
+            models=models,
             connector=connector,
             engine=engine,
             engine_version=version,

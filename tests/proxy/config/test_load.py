@@ -275,6 +275,12 @@ def test_a_static_worker_may_name_connector_model_and_coordinates() -> None:
             parse_worker(f"D=a:1,{wrong}")
 
 
+@pytest.mark.parametrize("model", ["m" * 257, "a\nb", "a\x00", "\x1b[2J"])
+def test_a_model_that_no_request_could_name_is_refused(model: str) -> None:
+    with pytest.raises(ConfigError, match="model=NAME"):
+        parse_worker(f"D=a:1,model={model}")
+
+
 @pytest.mark.parametrize(
     ("text", "engine", "connector"),
     [

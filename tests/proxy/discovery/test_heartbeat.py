@@ -54,6 +54,11 @@ def test_our_heartbeat_survives_the_wire() -> None:
     assert (said.load.running, said.load.kv_capacity_tokens, said.draining) == (3, 400_000, True)
 
 
+def test_a_heartbeat_says_which_names_are_of_one_model() -> None:
+    said = decode(Heartbeat(**{**OURS, "models": ["m", "n"]}, aliases={"n": "m"}).encode())
+    assert said.worker.aliases == {"n": "m"}
+
+
 def test_a_heartbeat_says_where_kv_events_are_published() -> None:
     source = EventSource("tcp://10.0.0.5:5557", "tcp://10.0.0.5:5558", 2)
     assert decode(Heartbeat(**OURS, kv_events=source).encode()).worker.kv_events == source
@@ -189,6 +194,9 @@ def test_fields_of_a_later_agent_are_ignored() -> None:
         *(({**OURS, "coordinates": {name: "x"}}, "coordinates") for name in ("", "a b", "a\r\nb", "x" * 65)),
         ({**OURS, "coordinates": {str(number): "x" for number in range(33)}}, "coordinates"),
         ({**OURS, "models": ["m"] * 1025}, "models"),
+        ({**OURS, "models": ["m", "n"], "aliases": {"n": "other"}}, "aliases"),  # of another worker's model
+        ({**OURS, "models": ["m", "n"], "aliases": {"other": "m"}}, "aliases"),
+        ({**OURS, "models": [], "aliases": {"n": "m"}}, "aliases"),
         *(({**OURS, "models": ["m", name]}, "models") for name in ("", "a\nb", "x" * 100_000)),
         *(({**MORIIO, "zmq_address": value}, "zmq_address") for value in HOSTILE),
         *(({**MORIIO, "dp_size": value}, "dp_size") for value in ([1] * 300, "1\r\nX: 1")),

@@ -25,7 +25,7 @@ from ..fleet.worker import Announcement, Source, WorkerId
 from ..runtime.tasks import Throttle
 from ..telemetry.metrics import Metrics
 from .heartbeat import decode
-from .senders import Senders
+from .senders import Rivals, Senders
 from .turn_report import TurnReport, is_report
 from .turn_report import decode as decode_report
 
@@ -46,6 +46,7 @@ class HeartbeatListener:
         self._metrics = metrics
         self._now = now
         self._senders = Senders(config, registry, now)
+        self._rivals = Rivals()
         self._throttle = Throttle()
         self._context = zmq.asyncio.Context()
         self._authenticator: AsyncioAuthenticator | None = None
@@ -101,6 +102,7 @@ class HeartbeatListener:
                 self._drop(type(exc).__name__, sender)
             else:
                 self._metrics.heartbeats.labels("taken").inc()
+                self._note_rivals(found, frames[0].bytes, sender)
                 # A ping must not hide what an agent has just said.
                 if found.worker.source is not Source.PING or found.worker.id not in announced:
                     announced[found.worker.id] = found
@@ -112,6 +114,14 @@ class HeartbeatListener:
             raise FormatError("turn report: this proxy is no picker")
         self.on_report(decode_report(payload))
         self._metrics.heartbeats.labels("taken").inc()
+
+    def _note_rivals(self, announced: Announcement, connection: bytes, sender: str) -> None:
+        worker = announced.worker
+        if announced.leaving:
+            self._rivals.forget(worker.id)
+        elif worker.source is Source.AGENT and self._rivals.are_new(worker.id, connection):
+            text = "worker %s: two agents announce it in turn, the last from %s; each needs an address of its own"
+            log.warning(text, worker.id, sender)
 
     def _apply(self, announcements: Iterable[Announcement]) -> None:
         now_s = self._now()

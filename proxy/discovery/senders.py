@@ -115,6 +115,28 @@ class Owners:
         self._owners.pop(worker_id, None)
 
 
+class Rivals:
+    """Agents that announce one worker in turn, so that each undoes what the other has said."""
+
+    def __init__(self) -> None:
+        # The connection before the last one, the last one, and whether these two were told of.
+        self._heard: dict[WorkerId, tuple[bytes, bytes, bool]] = {}
+
+    def are_new(self, worker_id: WorkerId, connection: bytes) -> bool:
+        """Whether this heartbeat shows that there are two, which none has before. An agent that is started anew, or
+        connects again, does not come back to its old connection."""
+        before, last, is_told = self._heard.get(worker_id, (b"", b"", False))
+        if connection == last or is_told:
+            return False
+        self._heard[worker_id] = last, connection, connection == before
+        if len(self._heard) > ANNOUNCED_LIMIT:
+            del self._heard[next(iter(self._heard))]
+        return connection == before
+
+    def forget(self, worker_id: WorkerId) -> None:
+        self._heard.pop(worker_id, None)
+
+
 class HostAddresses:
     """Whether a sender is at a worker's address. Names are looked up in the background: a new one has none yet."""
 

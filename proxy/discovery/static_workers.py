@@ -8,7 +8,15 @@ from ..config import ProxyConfig, all_of, refused
 from ..connectors import CONNECTORS, usual_connector, usual_engine
 from ..errors import ConfigError, FormatError
 from ..fleet.worker import ENGINES, UNHEARD, EventSource, Role, Source, Worker
-from .heartbeat import check_address, check_coordinates, check_events, check_labels, check_models, check_sidecar, check_x
+from .heartbeat import (
+    check_address,
+    check_coordinates,
+    check_events,
+    check_labels,
+    check_models,
+    check_sidecar,
+    check_x,
+)
 
 LABEL = "label."
 _COORDINATES = {name: known.allowed for each in CONNECTORS.values() for name, known in each.coordinates.items()}

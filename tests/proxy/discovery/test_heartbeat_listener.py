@@ -6,7 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Iterable, Iterator
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, cast
 
 import msgspec
@@ -28,6 +28,7 @@ from tests.support.clock import FakeClock
 
 class Frame:
     def __init__(self, data: bytes) -> None:
+        self.bytes = data
         self.buffer = memoryview(data)
 
     def get(self, name: str) -> str:
@@ -37,8 +38,9 @@ class Frame:
 class FakeSocket:
     """Messages that have come; each has the sender's identity before it."""
 
-    def __init__(self, messages: Iterable[bytes]) -> None:
+    def __init__(self, messages: Iterable[bytes], identities: Iterable[bytes] = ()) -> None:
         self._messages = iter(messages)
+        self._identities = chain(identities, repeat(b"id"))
         self.read = 0
 
     def recv_multipart(self, flags: int, *, copy: bool) -> list[Frame]:
@@ -46,7 +48,7 @@ class FakeSocket:
         if message is None:
             raise zmq.Again
         self.read += 1
-        return [Frame(b"id"), Frame(message)]
+        return [Frame(next(self._identities)), Frame(message)]
 
 
 class Bench:
@@ -137,3 +139,24 @@ async def test_a_port_that_cannot_be_bound_is_named_with_its_host(host: str, why
             bench.listener.open()
         bench.listener.close()
     assert str(caught.value).startswith(f"heartbeat_port = {port}: must be a free port on {host} ({why}")
+
+
+@pytest.mark.parametrize(
+    ("connections", "messages", "tells"),
+    [
+        ("ababab", [beat(role="P"), beat()] * 3, True),
+        ("aaaabbbb", [beat()] * 8, False),  # the agent has been started anew
+        ("abcdef", [beat()] * 6, False),  # its connection is unstable
+        ("ababab", [beat(), ping("10.0.0.1:80")] * 3, False),  # an engine and its agent
+        ("ababab", [beat(), beat("10.0.0.2:80")] * 3, False),
+        ("ababa", [beat(), beat(), beat(leaving=True), beat(), beat(leaving=True)], False),
+    ],
+)
+def test_two_agents_with_one_address_are_told_of_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture, connections: str, messages: list[bytes], tells: bool
+) -> None:
+    bench.takes(FakeSocket(messages, [connection.encode() for connection in connections]))
+    said = (
+        "worker 10.0.0.1:80: two agents announce it in turn, the last from 127.0.0.1; each needs an address of its own"
+    )
+    assert caplog.messages == [said] * tells

@@ -15,7 +15,7 @@ import click
 from ..assembly import Proxy, assemble
 from ..config import Draft, ProxyConfig, host_and_port
 from ..config.reference import json_schema
-from ..downstream.serve import listen, serve
+from ..downstream.serve import check_others_free, listen, serve
 from ..errors import ConfigErrors, PPDError
 from ..peers.channels import Member
 from ..peers.supervisor import UNUSABLE, Supervisor
@@ -55,6 +55,7 @@ def _start(settings: Settings) -> None:
     try:
         with listen(config) as listening:
             if not is_alone:
+                check_others_free(config)
                 work = partial(_run_one, settings, listening)
                 raise SystemExit(Supervisor(config.processes, work, listening.close).run())
             with asyncio.Runner(loop_factory=new_loop) as runner:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,6 +46,33 @@ def listen(config: ProxyConfig) -> socket.socket:
             f"port = {config.port}: must be a free port on {config.host} ({exc.strerror})", param="port"
         ) from exc
     return listening
+
+
+def check_others_free(config: ProxyConfig) -> None:
+    """ConfigError if another port than the clients' is in use. Of several processes each would say so for itself, and
+    how it ends; so they are asked for before there are any."""
+    for key, host in (
+        ("heartbeat_port", config.heartbeat_host),
+        ("curve_port", config.heartbeat_host),
+        ("picker_port", config.picker_host),
+        ("picker_health_port", config.picker_host),
+    ):
+        error = bind_error(host, port := getattr(config, key))
+        if error is not None and error.errno == errno.EADDRINUSE:  # else it may be a name that only ZeroMQ knows
+            raise ConfigError(f"{key} = {port}: must be a free port on {host} ({error.strerror})", param=key)
+
+
+def bind_error(host: str, port: int) -> OSError | None:
+    """Why the port can't be bound; None if it can, and for port 0."""
+    host = "0.0.0.0" if host == "*" else host.strip("[]")  # ZeroMQ writes "*" for every address
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as listening:
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((host, port))
+            listening.listen(1)
+        except OSError as exc:
+            return exc if port else None
+    return None
 
 
 class Beside(Protocol):

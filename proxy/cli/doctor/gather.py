@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import socket
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,6 +26,7 @@ from ...connectors.queries import query_of
 from ...decision_table.score import Weights
 from ...decision_table.table import DecisionTable, find
 from ...discovery.heartbeat_listener import curve_keys
+from ...downstream.serve import bind_error
 from ...errors import ConfigError, PPDError
 from ...fleet.engine_metrics import PEER_FAILURES, metrics_path
 from ...fleet.worker import PREFIX_CACHE, Role, Worker
@@ -155,17 +155,8 @@ def _config_fact(config: ProxyConfig) -> ConfigFact:
 
 def _bind_error(host: str, port: int) -> str:
     """Why the port can't be bound; empty if it can."""
-    host = "0.0.0.0" if host == "*" else host.strip("[]")  # ZeroMQ writes "*" for every address
-    if not port:
-        return ""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as listening:
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind((host, port))
-            listening.listen(1)
-        except OSError as exc:
-            return exc.strerror or type(exc).__name__
-    return ""
+    error = bind_error(host, port)
+    return "" if error is None else error.strerror or type(error).__name__
 
 
 def _table(config: ProxyConfig) -> tuple[int, str]:

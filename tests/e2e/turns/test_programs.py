@@ -121,14 +121,17 @@ async def test_a_port_that_is_taken_is_one_line_before_anything_starts(
     assert left_in(tmp_path) == []
 
 
+@pytest.mark.parametrize("processes", ["1", "2"])
 @pytest.mark.parametrize("flag", ["port", "heartbeat-port", "picker-port"])
-async def test_a_proxy_names_its_address_only_once_all_its_ports_are_open(tmp_path: Path, flag: str) -> None:
+async def test_a_proxy_names_its_address_only_once_all_its_ports_are_open(
+    tmp_path: Path, flag: str, processes: str
+) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = str(other.getsockname()[1])
         free = ("--port", str(PORT), "--heartbeat-port", str(HEARTBEATS))
-        process = await start("serve", *free, f"--{flag}", taken, cwd=tmp_path)
+        process = await start("serve", *free, f"--{flag}", taken, "--processes", processes, cwd=tmp_path)
         out, err = await asyncio.wait_for(process.communicate(), 60)
     assert (process.returncode, out) == (1, b"")
     key = flag.replace("-", "_")

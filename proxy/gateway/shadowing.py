@@ -35,6 +35,7 @@ from .wire.grpc import GrpcCall, GrpcStatus
 log = logging.getLogger(__name__)
 
 HELD_MESSAGES = 256  # of an answer, that come before the decision; a turn with more is not followed
+HELD_BYTES = 8 * 1024 * 1024  # of these; the same
 _TURNS = frozenset(Endpoint)
 
 
@@ -70,6 +71,7 @@ class ShadowCall:
         self._task: asyncio.Task[None] | None = None
         self._turn: PickedTurn | None = None
         self._held: list[tuple[str, Any]] = []
+        self._held_bytes = 0
         self._is_over = False
 
     # -- called with what comes
@@ -97,11 +99,14 @@ class ShadowCall:
             self._answer(stage, request)
         elif self._task is not None:
             self._held.append((stage, request))
-            if len(self._held) > HELD_MESSAGES:
+            self._held_bytes += len(data)
+            if len(self._held) > HELD_MESSAGES or self._held_bytes > HELD_BYTES:
                 self._end()
 
     def half_closed(self) -> None:
-        self._ended()
+        if not self._is_over:
+            self._call.finish()
+        self.lost()
 
     def lost(self) -> None:
         self._is_over = True

@@ -12,7 +12,7 @@ from ppd.proxy.config import EncoderUse, Mode
 from ppd.proxy.encoders.choosing import ItemDecision
 from ppd.proxy.fleet.worker import Role
 from ppd.proxy.gateway.headers import DESTINATION, ENCODER_ITEMS, ENCODERS, PREFILLER
-from ppd.proxy.gateway.shadowing import HELD_MESSAGES, Shadow, ShadowCall
+from ppd.proxy.gateway.shadowing import HELD_BYTES, HELD_MESSAGES, Shadow, ShadowCall
 from ppd.proxy.gateway.wire.grpc import GrpcStatus
 from tests.proxy.gateway.envoy import CHAT, D1, D2, P1, R1, SAID, SPLITS, USAGE, Envoy, chat, proxy_of
 from tests.proxy.gateway.test_picked_encoders import E1, E2, seen
@@ -117,15 +117,32 @@ async def test_what_comes_before_the_decision_is_not_lost() -> None:
     assert (late.outcome, late.prompt_tokens, envoy.is_idle) == ("completed", 800, True)
 
 
-async def test_an_answer_of_many_pieces_is_not_held_without_end() -> None:
+@pytest.mark.parametrize("pieces", [HELD_MESSAGES * [b"x"], [bytes(HELD_BYTES // 4 - 100)] * 4])
+async def test_an_answer_that_comes_before_the_decision_is_not_held_without_end(pieces: list[bytes]) -> None:
     envoy = Watching(proxy_of((f"D={D1}",), max_inflight=1))
     await Watching(envoy.proxy).asked()
     await envoy.asked({"x-request-id": "late"}, chat(seed=1))
-    for _ in range(HELD_MESSAGES + 1):
-        envoy.tell("response_body", body=b"x")
+    for piece in pieces:
+        envoy.tell("response_body", body=piece)
+    assert envoy.status is None
+    envoy.tell("response_body", body=bytes(400))
     await envoy.settled()
     assert envoy.status is GrpcStatus.OK
     assert envoy.proxy.state.admission.waiting == 0
+
+
+@pytest.mark.parametrize("ends", ["half_closed", "lost"])
+async def test_a_turn_whose_call_ends_before_the_decision_is_over_with_it(ends: str) -> None:
+    envoy = Watching(proxy_of((f"D={D1}",), max_inflight=1))
+    first = Watching(envoy.proxy)
+    await first.asked()
+    await envoy.asked({"x-request-id": "late"}, chat(seed=1))
+    getattr(envoy.call, ends)()
+    first.answered()
+    await envoy.settled()
+    late = envoy.proxy.state.receipts.find("late")
+    assert late is not None
+    assert (late.outcome, envoy.is_idle) == ("cancelled", True)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ a key. A message that can't be read changes nothing.
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -25,7 +27,7 @@ from ..fleet.worker import Announcement, Source, WorkerId
 from ..runtime.tasks import Throttle
 from ..telemetry.metrics import Metrics
 from .heartbeat import decode
-from .senders import Rivals, Senders
+from .senders import IPNetwork, Rivals, Senders
 from .turn_report import TurnReport, is_report
 from .turn_report import decode as decode_report
 
@@ -34,6 +36,7 @@ log = logging.getLogger(__name__)
 MESSAGE_LIMIT_BYTES = 64 * 1024
 FRAMES = 2  # the sender's ZeroMQ identity, and its message
 COMPLAIN_EVERY_S = 60.0
+MAPPED_BITS = 96  # of an IPv6 address, before the IPv4 one
 HELD_MESSAGES = 64  # of one connection, until they are read
 
 
@@ -52,6 +55,8 @@ class HeartbeatListener:
         self._authenticator: AsyncioAuthenticator | None = None
         self._complained_s = -COMPLAIN_EVERY_S
         self._dropped = 0
+        self._told_refused_s = -COMPLAIN_EVERY_S
+        self._refused = 0  # connections
         self.on_report: Callable[[TurnReport], None] | None = None  # a picker's; others take none
         self.sockets: list[tuple[zmq.asyncio.Socket, bool]] = []  # each with whether it is the encrypted one
 
@@ -72,10 +77,29 @@ class HeartbeatListener:
         """Reads in slices with pauses between, so that a flood takes only a share of the loop. What it has no time for
         waits in the sender's own connection: ZeroMQ reads all of them in turn, and holds little of each."""
         waiting: zmq.Socket[bytes] = zmq.Socket.shadow(socket)  # to read what is there without an await
+        poller = zmq.asyncio.Poller()
+        poller.register(socket, zmq.POLLIN)
+        refusals = None
+        if self._config.heartbeat_allow:
+            refusals = socket.get_monitor_socket(zmq.EVENT_ACCEPT_FAILED)
+            poller.register(refusals, zmq.POLLIN)
         while True:
-            await socket.poll()
-            async with self._throttle.slice() as until_s:
-                self._apply(self._read(waiting, encrypted, until_s))
+            ready = dict(await poller.poll())
+            if refusals is not None and refusals in ready:
+                self._note_refusals(zmq.Socket.shadow(refusals))
+            if socket in ready:
+                async with self._throttle.slice() as until_s:
+                    self._apply(self._read(waiting, encrypted, until_s))
+
+    def _note_refusals(self, events: zmq.Socket[bytes]) -> None:
+        """Reads all that there are, as ZeroMQ's thread waits where they are not taken. Logs once a minute."""
+        with contextlib.suppress(zmq.Again):
+            while events.recv_multipart(zmq.NOBLOCK):
+                self._refused += 1
+        if self._now() - self._told_refused_s >= COMPLAIN_EVERY_S:
+            text = "refused %d connections for heartbeats: heartbeat_allow does not hold their addresses"
+            log.warning(text, self._refused)
+            self._told_refused_s, self._refused = self._now(), 0
 
     def _read(self, socket: zmq.Socket[bytes], encrypted: bool, until_s: float) -> Iterable[Announcement]:
         """What is announced by the messages that are there. Of those about one worker the last one holds."""
@@ -149,7 +173,7 @@ class HeartbeatListener:
             self._require_keys(socket)
         host = self._config.heartbeat_host
         endpoint = f"tcp://{host_and_port(host, port)}"
-        socket.setsockopt(zmq.IPV6, "[" in endpoint)
+        take_from(socket, map(ipaddress.ip_network, self._config.heartbeat_allow), is_ipv6="[" in endpoint)
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as exc:
@@ -163,6 +187,22 @@ class HeartbeatListener:
         self._authenticator.start()
         self._authenticator.configure_curve(domain="*", location=self._config.curve_clients_dir)
         socket.curve_publickey, socket.curve_secretkey, socket.curve_server = public, secret, True
+
+
+def take_from(socket: zmq.asyncio.Socket, networks: Iterable[IPNetwork], *, is_ipv6: bool) -> None:
+    """Only connections from these networks, if there are any. To be called before the socket is bound.
+
+    The address of each message is not enough: ZeroMQ bounds a message's parts but not their number, and keeps them all
+    until the last one has come, so whoever may connect can fill the memory.
+    """
+    for network in networks:
+        text = str(network)
+        if is_ipv6 and network.version == 4:  # as which such a port sees it; ZeroMQ would take the length for IPv6's
+            text = f"::ffff:{network.network_address}/{MAPPED_BITS + network.prefixlen}"
+        # In an IPv6 network no client of an IPv4 port lies, but without any filter all clients are taken.
+        socket.setsockopt(zmq.IPV6, is_ipv6 or network.version == 6)
+        socket.setsockopt(zmq.TCP_ACCEPT_FILTER, text.encode())
+    socket.setsockopt(zmq.IPV6, is_ipv6)
 
 
 def curve_keys(config: ProxyConfig) -> tuple[bytes, bytes]:

@@ -24,6 +24,7 @@ ANNOUNCED_LIMIT = 20_000  # workers; beyond it no new one is taken
 LOOKUP_KEPT_S = 60.0  # for which the addresses of a host name stand
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Senders:

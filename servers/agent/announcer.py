@@ -37,8 +37,9 @@ class Trouble(Enum):
 
     NO_ANSWER = "no proxy answers there"
     OTHER_KIND = (
-        "another kind of port; it must be the proxy's heartbeat_port",
-        "another kind of port, which must be the proxy's curve_port, or --curve-server-key is not that proxy's",
+        "another kind of port; it must be the proxy's heartbeat_port, and its heartbeat_allow hold this address",
+        "another kind of port, which must be the proxy's curve_port, or --curve-server-key is not that proxy's, or its "
+        "heartbeat_allow does not hold this address",
     )
     MISMATCH = (
         "it wants a key: give --curve-key and --curve-server-key, or the proxy's heartbeat_port",

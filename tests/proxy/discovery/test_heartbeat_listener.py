@@ -160,3 +160,46 @@ def test_two_agents_with_one_address_are_told_of_once(
         "worker 10.0.0.1:80: two agents announce it in turn, the last from 127.0.0.1; each needs an address of its own"
     )
     assert caplog.messages == [said] * tells
+
+
+V4, OTHER_V4, V6 = "127.0.0.1", "127.0.0.2", "::1"
+
+
+@pytest.mark.parametrize(
+    ("host", "allow", "client", "is_heard"),
+    [
+        ("127.0.0.1", ("127.0.0.0/8",), V4, True),
+        ("127.0.0.1", ("10.0.0.0/8", "127.0.0.1"), V4, True),
+        ("127.0.0.1", ("10.0.0.0/8",), V4, False),
+        ("127.0.0.1", ("fd00::/8",), V4, False),
+        ("127.0.0.1", ("fd00::/8", "127.0.0.1"), V4, True),
+        ("::1", ("fd00::/8", "::1"), V6, True),
+        ("::1", ("fd00::/8", "10.0.0.0/8"), V6, False),
+        ("::", ("127.0.0.0/8",), OTHER_V4, True),
+        ("::", ("127.0.0.1/32",), OTHER_V4, False),
+        ("::", ("127.0.0.0/8",), V6, False),
+    ],
+)
+async def test_who_is_not_in_heartbeat_allow_cannot_even_begin_to_send(
+    host: str, allow: tuple[str, ...], client: str, is_heard: bool, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """ZeroMQ keeps the parts of a message until the last one has come, whatever its limits."""
+    (port,) = free_ports(1)
+    bench = Bench(clock, ProxyConfig(heartbeat_host=host, heartbeat_port=port, heartbeat_allow=allow))
+    bench.listener.open()
+    reading = asyncio.create_task(bench.listener.run(*bench.listener.sockets[0]))
+    await asyncio.sleep(0)  # it has begun
+    try:
+        async with asyncio.timeout(60):
+            to = V6 if client == V6 else V4
+            reader, writer = await asyncio.open_connection(to, port, local_addr=(client, 0))
+            assert bool(await reader.read(1)) is is_heard  # its greeting
+            writer.close()
+            while not is_heard and not caplog.messages:
+                await asyncio.sleep(0.01)
+    finally:
+        reading.cancel()
+        await asyncio.wait({reading})
+        bench.listener.close()
+    said = "refused 1 connections for heartbeats: heartbeat_allow does not hold their addresses"
+    assert caplog.messages == [said] * (not is_heard)

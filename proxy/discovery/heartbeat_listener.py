@@ -83,13 +83,17 @@ class HeartbeatListener:
         if self._config.heartbeat_allow:
             refusals = socket.get_monitor_socket(zmq.EVENT_ACCEPT_FAILED)
             poller.register(refusals, zmq.POLLIN)
-        while True:
-            ready = dict(await poller.poll())
-            if refusals is not None and refusals in ready:
-                self._note_refusals(zmq.Socket.shadow(refusals))
-            if socket in ready:
-                async with self._throttle.slice() as until_s:
-                    self._apply(self._read(waiting, encrypted, until_s))
+        try:
+            while True:
+                ready = dict(await poller.poll())
+                if refusals is not None and refusals in ready:
+                    self._note_refusals(zmq.Socket.shadow(refusals))
+                if socket in ready:
+                    async with self._throttle.slice() as until_s:
+                        self._apply(self._read(waiting, encrypted, until_s))
+        finally:
+            if refusals is not None:
+                socket.disable_monitor()
 
     def _note_refusals(self, events: zmq.Socket[bytes]) -> None:
         """Reads all that there are, as ZeroMQ's thread waits where they are not taken. Logs once a minute."""

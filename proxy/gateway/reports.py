@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -24,24 +25,38 @@ class ReportTaker(Protocol):
     def reported(self, report: TurnReport) -> None: ...
 
 
+@dataclass(slots=True)
+class _SameId:
+    turns: list[ReportTaker]
+    is_shared: bool = False  # by several turns, at once at some time
+
+
 class Reports:
-    """Turns that a report may come for."""
+    """Turns that a report may come for.
+
+    A client may give turns that run at once the same id. A report could then be of any of them, and counts for none.
+    """
 
     def __init__(self, elsewhere: Callable[[bytes], None] | None = None) -> None:
         """elsewhere: tells the other processes; None: this is the only one."""
         self._elsewhere = elsewhere
-        self._open: dict[str, ReportTaker] = {}
+        self._open: dict[str, _SameId] = {}
         self._known: dict[WorkerId, None] = {}
         self._ended: OrderedDict[str, WorkerId] = OrderedDict()  # without a report, the oldest first
         self._taken = self._late = self._unknown = self._passed_on = 0
 
     def open(self, request_id: str, turn: ReportTaker) -> None:
-        self._open[request_id] = turn
+        same = self._open.setdefault(request_id, _SameId([]))
+        same.is_shared = same.is_shared or bool(same.turns)
+        same.turns.append(turn)
 
     def close(self, request_id: str, turn: ReportTaker) -> None:
-        """Nothing if another turn has the same id by now."""
-        if self._open.get(request_id) is turn:
-            del self._open[request_id]
+        """May be called again."""
+        same = self._open.get(request_id)
+        if same is not None and turn in same.turns:
+            same.turns.remove(turn)
+            if not same.turns:
+                del self._open[request_id]
 
     def comes_from(self, worker: WorkerId) -> bool:
         """Whether this worker's sidecar reports: it has before."""
@@ -68,7 +83,11 @@ class Reports:
         self._taken_here(decode(encoded))
 
     def _taken_here(self, report: TurnReport) -> bool:
-        turn = self._open.get(report.request_id)
+        same = self._open.get(report.request_id)
+        if same is not None and same.is_shared:
+            self._unknown += 1
+            return True
+        turn = None if same is None else same.turns[0]
         worker = self._ended.pop(report.request_id, None) if turn is None else turn.worker
         if worker is None:
             return False

@@ -11,6 +11,7 @@ from ppd.proxy.app.client_routes import create_app
 from ppd.proxy.discovery.turn_report import FailedLeg, TurnReport, decode, is_report
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.gateway import picked_turn
+from ppd.proxy.gateway.picking import PickerCall
 from ppd.proxy.gateway.reports import LATE_LIMIT, Reports
 from ppd.proxy.gateway.server import Gateway
 from tests.proxy.gateway.envoy import D1, D2, P1, Envoy, chat, proxy_of
@@ -174,3 +175,24 @@ async def test_a_report_reaches_the_process_that_decided_the_turn(decided_by: in
     finally:
         await pair.hush()
         pair.close()
+
+
+async def test_a_report_of_an_id_that_turns_share_counts_for_none_of_them() -> None:
+    """Clients choose ids: by the other turn's counts a session would be believed to hold what it does not."""
+    reports = Reports()
+    first = Envoy(proxy_of(mode="always_split"), reports=reports)
+    second = Envoy(first.proxy, reports=reports)
+    for envoy, seed in ((first, 0), (second, 1)):
+        await envoy.turn(chat(stream=True, seed=seed), headers={"x-request-id": "same"})
+    receipts = []
+    for envoy in (first, second):
+        assert isinstance(envoy.call, PickerCall) and envoy.call._caller is not None
+        receipts.append(envoy.call._caller.receipt)
+    reports.taken(replace(WHOLE, request_id="same"))
+    assert [receipt.outcome for receipt in receipts] == ["running"] * 2
+    end(first)
+    reports.taken(replace(WHOLE, request_id="same"))  # it may be of either still
+    end(second)
+    assert [receipt.outcome for receipt in receipts] == ["completed"] * 2
+    assert "report" not in [receipt.counts_evidence for receipt in receipts]
+    assert not reports._open

@@ -227,7 +227,7 @@ async def test_what_waits_to_be_read_is_bounded_in_bytes() -> None:
     context = zmq.asyncio.Context()
     with context.socket(zmq.SUB) as socket:
         set_options(socket, ANY)
-        most_bytes = socket.getsockopt(zmq.RCVHWM) * socket.getsockopt(zmq.MAXMSGSIZE)
+        most_bytes = int(socket.getsockopt(zmq.RCVHWM)) * int(socket.getsockopt(zmq.MAXMSGSIZE))
     context.destroy(linger=0)
     assert 0 < most_bytes <= 256 * 1024 * 1024
 

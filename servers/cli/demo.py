@@ -54,7 +54,7 @@ async def play(base_url: str, model: str, admin_key: str) -> AsyncIterator[TurnS
             messages.append({"role": "user", "content": text})
             raw = await client.chat.completions.with_raw_response.create(
                 model=model,
-                messages=messages,  # type: ignore[arg-type]
+                messages=messages,
                 max_tokens=ANSWER_TOKENS,
                 temperature=0,
                 stream=True,

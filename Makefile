@@ -17,8 +17,9 @@ PATIENT := --reruns 1 --only-rerun '^Timeout(Error|Expired)' -rR
 # Python may keep what it compiled: the next run collects its tests in half the time.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Folders without a quick test are not even imported.
-QUICK := -p no:schemathesis --ignore tests/e2e --ignore tests/fuzz --ignore tests/vllm
+# Folders without a quick test are not even imported, and a table's rows are one test, which names those that fail:
+# thousands of tests less. Without the option, each has a name of its own.
+QUICK := -p no:schemathesis --whole-tables --ignore tests/e2e --ignore tests/fuzz --ignore tests/vllm
 
 # What clients are promised, whichever data plane speaks to them: tested on both.
 CONFORMANCE := $(patsubst %,tests/e2e/%.py,access/test_edge access/test_keys access/test_queue \
@@ -95,7 +96,8 @@ quick: quick-proxy quick-rest
 quick-proxy: HALF := tests/proxy
 quick-rest: HALF := tests --ignore tests/proxy
 quick-proxy quick-rest: $(READY)
-	$(PYTEST) -q -m "not e2e and not wheel and not vllm and not alone and not slow" --hypothesis-profile quick $(QUICK) $(HALF)
+	$(PYTEST) -q -m "not e2e and not wheel and not vllm and not alone and not slow" --hypothesis-profile quick $(QUICK) \
+		-p no:anyio -p no:rerunfailures -p no:xdist $(HALF)
 
 # The compiled modules with what finds wrong addresses and undefined behaviour, in a folder of their own, and tests that
 # go through them. By way of the packed sources, so that nothing of it stays where the usual build looks.

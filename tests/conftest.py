@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from ppd.proxy.config import DataPlane
 from tests.support import proxy as proxy_client
 from tests.support.clock import FakeClock
+from tests.whole_tables import WholeTables
 
 # The same examples everywhere and no clock: a slow machine must not fail a test, nor a lucky one pass it.
 settings.register_profile("project", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -39,11 +40,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--data-plane", choices=[*DataPlane], default=DataPlane.NATIVE, help="what proxies of tests run on"
     )
+    parser.addoption("--whole-tables", action="store_true", help="all rows of a table are one test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     asyncio.set_event_loop_policy(TidyLoops())
     proxy_client.DEFAULTS["data_plane"] = DataPlane(config.getoption("--data-plane"))
+    if config.getoption("--whole-tables"):
+        config.pluginmanager.register(WholeTables())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""The soak's short form: all of it in little more than two minutes. And that it fails when it should."""
+"""The soak's short form: all of it in two minutes. And that it fails when it should."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.soak.fault_plan import plan
 from benchmarks.soak.oracle import running_oracle
 from benchmarks.soak.records import ClientOutcome, FleetFault, SoakHead
 
-MINUTES = 2.25
+SEED, MINUTES = 3466, 1.87  # the least time in which every kind of fault comes, of the first 20,000 seeds
 OVERHEAD_S = 150.0  # to start, to come to rest, and to write the report
 ROOT = Path(__file__).parents[3]
 
@@ -23,9 +23,19 @@ pytestmark = pytest.mark.alone
 
 
 async def test_minutes_of_faults_cost_nothing_that_they_should_not(tmp_path: Path) -> None:
-    assert {one.kind for one in plan(0, MINUTES * 60)} == set(FleetFault)
+    assert {one.kind for one in plan(SEED, MINUTES * 60)} == set(FleetFault)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.soak", "--minutes", str(MINUTES), "--out", str(tmp_path)),
+        *(
+            sys.executable,
+            "-m",
+            "benchmarks.soak",
+            "--seed",
+            str(SEED),
+            "--minutes",
+            str(MINUTES),
+            "--out",
+            str(tmp_path),
+        ),
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

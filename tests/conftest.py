@@ -48,6 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
     proxy_client.DEFAULTS["data_plane"] = DataPlane(config.getoption("--data-plane"))
     if config.getoption("--whole-tables"):
         config.pluginmanager.register(WholeTables())
+    gc.disable()  # until all is imported
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -60,6 +61,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
+    gc.enable()
 
 
 def pytest_runtest_logfinish() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import tomllib
 from collections.abc import Iterator
@@ -93,6 +94,16 @@ MODULES = {"tests": 20}  # in one folder
 MODULES_ELSEWHERE = 14
 MODULES_BESIDE_ROOMS = 6  # in `proxy` itself
 LINES, FUNCTION_LINES = 400, 50
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _uncollected() -> Iterator[None]:
+    """Files in parts are millions of objects that stay: to walk them again and again takes as long as all else here."""
+    gc.disable()
+    yield
+    tree.cache_clear()
+    statements.cache_clear()
+    gc.enable()
 
 
 def sources(*tops: str) -> Iterator[Path]:

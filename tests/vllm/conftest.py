@@ -18,12 +18,13 @@ from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import Load, Role
 from ppd.proxy.health.probe import probe
 from ppd.servers.fleet.process import EngineProcess
-from ppd.servers.vllm.cpu_install import ensure, unsupported_reason
+from ppd.servers.vllm.cpu_install import Environment, InstallError, ensure, unsupported_reason
 from ppd.servers.vllm.launch import TINY_NAME, EngineSpec, Launch, command
+from ppd.servers.vllm.mooncake_parts import ensure_mooncake, environment_of
 from ppd.servers.vllm.tiny_model import ensure_model
 from tests.support.fleet import proxy_before
 from tests.support.proxy import ProxyClient
-from tests.vllm.nursery.launches import Born, nursery
+from tests.vllm.nursery.launches import READ_AT_LOAD, Born, nursery
 
 KEEPS_S = 240
 START_S = 600.0  # three engines side by side on a loaded machine
@@ -174,21 +175,35 @@ ROLES = (Role.PREFILL, Role.DECODE, Role.REPLICA)
 
 
 @pytest.fixture(scope="session")
-def tiny_spec() -> Callable[[Role], EngineSpec]:
-    """An engine of this role with the tiny model, on ports of its own."""
+def environment() -> Environment:
     if reason := unsupported_reason():
         pytest.skip(f"real vLLM is not tested here: {reason}")
-    environment = ensure(print)
+    return ensure(print)
+
+
+@pytest.fixture(scope="session")
+def tiny_spec(environment: Environment) -> Callable[[Role], EngineSpec]:
+    """An engine of this role with the tiny model, on ports of its own."""
     model = ensure_model(environment)
     return lambda role: tiny_engine(role, model, environment.python)
 
 
+@pytest.fixture(scope="session")
+def libraries(environment: Environment) -> dict[str, str]:
+    """Where Mooncake's are found: read when a process starts, so one nursery for all engines is told of them."""
+    try:
+        return {READ_AT_LOAD: environment_of(ensure_mooncake(environment, print))[READ_AT_LOAD]}
+    except InstallError:  # the tests of Mooncake say so
+        return {}
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def born(
-    tiny_spec: Callable[[Role], EngineSpec], tmp_path_factory: pytest.TempPathFactory
+    tiny_spec: Callable[[Role], EngineSpec], libraries: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Born]:
     """The launch of an engine that starts in seconds, in place of the usual one."""
-    async with nursery(command(tiny_spec(Role.PREFILL)), tmp_path_factory.mktemp("nursery")) as by_nursery:
+    usual = with_env(command(tiny_spec(Role.PREFILL)), libraries)
+    async with nursery(usual, tmp_path_factory.mktemp("nursery")) as by_nursery:
         yield by_nursery
 
 

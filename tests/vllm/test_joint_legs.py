@@ -25,7 +25,7 @@ from tests.support.fleet import has_work
 from tests.support.proxy import ProxyClient, running_proxy
 from tests.vllm.conftest import START_S, VllmFleet, with_env
 from tests.vllm.destructive.test_abandoned import LONG, SHORT, WITHIN_S, ask, both, leave
-from tests.vllm.nursery.launches import Born, nursery
+from tests.vllm.nursery.launches import Born
 from tests.vllm.test_conversations import BLOCK, THREE, salted
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -49,9 +49,6 @@ async def start(stack: AsyncExitStack, connector: str, born: Born, logs: Path) -
     environment = ensure(print)
     model = ensure_model(environment)
     needs = environment_of(ensure_mooncake(environment, print)) if connector == "mooncake" else {}
-    if needs:
-        usual = with_env(command(tiny_engine(Role.PREFILL, model, environment.python)), needs)
-        born = await stack.enter_async_context(nursery(usual, logs))
     engines, urls, specs = {}, {}, {}
     for role in (Role.PREFILL, Role.DECODE):
         spec = replace(tiny_engine(role, model, environment.python), connector=connector)

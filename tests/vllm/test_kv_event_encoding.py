@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from pathlib import Path
 
 from ppd.servers.sim.core.block_pool import AllBlocksCleared, BlockRemoved, BlockStored, Namespace
 from ppd.servers.sim.engine.kv_event_encoding import encode_batch
-from ppd.servers.vllm.cpu_install import ensure
+from ppd.servers.vllm.cpu_install import Environment
+from tests.vllm.nursery.launches import Born, written
 
 AGAIN = """
 import sys, msgspec
@@ -17,7 +20,7 @@ print([type(event).__name__ for event in batch.events], msgspec.msgpack.encode(b
 HERE, SALTED = Namespace("m"), Namespace("m", lora="l", cache_salt="s")
 
 
-def test_vllm_reads_and_writes_the_same_bytes() -> None:
+def test_vllm_reads_and_writes_the_same_bytes(environment: Environment, born: Born, tmp_path: Path) -> None:
     events = (
         BlockStored(2**64 - 1, None, (1, 2**31), SALTED, "s-1"),
         BlockStored(8, 2**64 - 1, (3, 4), SALTED, "s-1"),
@@ -26,7 +29,8 @@ def test_vllm_reads_and_writes_the_same_bytes() -> None:
         AllBlocksCleared(),
     )
     payload = encode_batch(events, time_s=2.5, block_size=2)
-    python = ensure(print).python
-    ran = subprocess.run([python, "-c", AGAIN, payload.hex()], capture_output=True, text=True, timeout=300, check=True)
+    launch = born(written(tmp_path, environment.python, AGAIN, payload.hex()))
+    env = os.environ | launch.env
+    ran = subprocess.run(launch.argv, env=env, capture_output=True, text=True, timeout=300, check=True)
     kinds = ["BlockStored", "BlockStored", "BlockRemoved", "AllBlocksCleared"]
     assert ran.stdout.splitlines()[-1] == f"{kinds} {payload.hex()}"

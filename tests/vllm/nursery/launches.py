@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +21,14 @@ def written(folder: Path, python: Path, text: str, *arguments: str) -> Launch:
     """A program of these lines, which asks for vLLM's modules, as one that the nursery can start."""
     (folder / "asks_vllm.py").write_text(text)
     return Launch((str(python), "-m", "asks_vllm", *arguments), {"PYTHONPATH": str(folder)})
+
+
+def interpreter(folder: Path, python: str, born: Born) -> str:
+    """For who starts an engine by itself: the path of a Python whose `-m MODULE ARGS...` the nursery runs."""
+    path = folder / "python"
+    path.write_text(f'#!/bin/sh\nshift\nexec {shlex.join(born(Launch((python, "-m"))).argv)} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
 
 
 @asynccontextmanager

@@ -8,8 +8,8 @@ PLANE  := $(wildcard $(addprefix proxy/plane/,*.pyx *.pxd *.h */*.[ch])) # sourc
 JOBS   ?= 2
 PYTEST := $(BIN)/python -m pytest
 BESIDE := $(PYTEST) --numprocesses $(JOBS) --dist loadfile
-# Tests with sockets and processes wait for half of their time, so there is room for one more beside them.
-WAITING := $(PYTEST) --numprocesses $$(($(JOBS) + 1)) --dist loadfile
+# Tests with sockets and processes wait for most of their time, so there is room for two more beside them.
+WAITING := $(PYTEST) --numprocesses $$(($(JOBS) + 2)) --dist loadfile
 # What waits for real processes has limits of time, which a machine with other guests may exceed: a wait that ran out is
 # tried once more, and named at the end. A wrong answer is not.
 PATIENT := --reruns 1 --only-rerun '^Timeout(Error|Expired)' -rR

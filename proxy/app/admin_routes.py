@@ -201,6 +201,7 @@ def _worker(view: WorkerView, now_s: float) -> dict[str, object]:
         "missing_coordinates": missing_coordinates(worker),
         "keeps_prefixes": worker.keeps_prefixes if PREFIX_CACHE in worker.coordinates else None,
         "reads_back": reads_back(worker),
+        "takes_plain": worker.takes_plain,
         "source": worker.source,
         "x": worker.x,
         "profile": worker.profile,

@@ -164,6 +164,7 @@ _WORKER = _object(
         "missing_coordinates": _list(_NAME),
         "keeps_prefixes": {"type": ["boolean", "null"]},
         "reads_back": {"type": "boolean"},
+        "takes_plain": {"type": "boolean"},
         "source": {"enum": [*Source]},
         "x": {"type": ["number", "null"]},
         "profile": _NAME,

@@ -39,6 +39,7 @@ __all__ = [
     "plain_leg",
     "reads_back",
     "splits",
+    "stops_at_plain",
     "takes_either_leg",
     "usual_connector",
     "usual_engine",
@@ -69,7 +70,7 @@ class Connector(Protocol):
 
     @property
     def decodes_alone(self) -> bool:
-        """Whether a D with it can compute a prompt itself, so that it takes LOCAL turns."""
+        """Whether a D with it can compute a prompt itself, so that it takes LOCAL turns; else see `takes_plain`."""
 
     @property
     def finds_by_content(self) -> bool:
@@ -165,9 +166,14 @@ def takes_either_leg(worker: Worker) -> bool:
 
 
 def answers_alone(worker: Worker) -> bool:
-    """Whether this D can take a LOCAL turn. One of an unknown connector can: a plain request says nothing of it."""
+    """Whether this P or D takes plain requests, as a LOCAL turn is one. So does one of an unknown connector."""
     connector = CONNECTORS.get(worker.connector)
-    return connector is None or connector.decodes_alone
+    return connector is None or connector.decodes_alone or worker.takes_plain
+
+
+def stops_at_plain(worker: Worker) -> bool:
+    """Whether a plain request would stop this P or D, which refuses none: it waits for KV, or ends."""
+    return worker.connector == P2pNccl.name and not worker.takes_plain
 
 
 def missing_coordinates(worker: Worker) -> tuple[str, ...]:

@@ -4,9 +4,10 @@ P reads D's address from the id and sends it the KV; D reads P's address and wai
 The legs run one after the other: a D that was asked first would wait inside its engine step and block all its other
 requests.
 
-A LOCAL turn's id holds no addresses. The stock connector parses every id and fails on such a one, so LOCAL needs a D
-whose connector is patched to take an id without addresses as "nothing to receive". From 0.14 on both servers need
-VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1 (read since 0.17), or D waits for an id that P never sends.
+A LOCAL turn's id holds no addresses. vLLM's own D expects KV for each request all the same: it waits for it within its
+step, with all its requests, or ends. So LOCAL needs a D that is patched to take such an id as "nothing to receive", and
+that says so (`takes_plain`). From 0.14 on both servers need VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1 (read since 0.17),
+or D waits for an id that P never sends.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from __future__ import annotations
 import secrets
 from types import MappingProxyType
 
-from ..fleet.worker import Role
+from ..fleet.worker import TAKES_PLAIN, Role
 from ..leg_moves import LegOrder
 from ..openai.request import Endpoint, Fields
-from .coordinates import ADDRESS
+from .coordinates import ADDRESS, SWITCH
 from .leg import Finished, Handoff, LegRequest, NoHandoff, Pair, answering_fields, counts_of, leg
 from .prefill import Version, engine_version, prefill_fields
 
@@ -29,9 +30,11 @@ class P2pNccl:
     name = "p2p_nccl"
     needs_handoff = False
     order = LegOrder.P_THEN_D
-    coordinates = MappingProxyType({"zmq_address": ADDRESS.of(Role.PREFILL, Role.DECODE)})  # of its rank 0
+    coordinates = MappingProxyType(  # the address: of its rank 0
+        {"zmq_address": ADDRESS.of(Role.PREFILL, Role.DECODE), TAKES_PLAIN: SWITCH}
+    )
     takes_either_leg = False
-    decodes_alone = True
+    decodes_alone = False
     finds_by_content = False
     endpoints = frozenset(Endpoint) - {Endpoint.RESPONSES}  # where vLLM reads no X-Request-Id
 

@@ -95,6 +95,7 @@ class PairingKind(NamedTuple):
 
 
 PREFIX_CACHE = "prefix_cache"  # among a worker's coordinates: "true" or "false"
+TAKES_PLAIN = "takes_plain"  # the same: whether a D takes what its connector, as it is published, cannot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +128,11 @@ class Worker:
     def keeps_prefixes(self) -> bool:
         """Whether the KV of a turn is there for the next one: unless the engine says that it is not, or its entry."""
         return self.coordinates.get(PREFIX_CACHE) != "false"
+
+    @property
+    def takes_plain(self) -> bool:
+        """Whether this D takes a request without a transfer though its connector, as it is published, cannot."""
+        return self.role is Role.DECODE and self.coordinates.get(TAKES_PLAIN) == "true"
 
     @property
     def pairing_kind(self) -> PairingKind:

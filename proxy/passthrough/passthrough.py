@@ -22,6 +22,7 @@ from ..admission.queue import Ticket
 from ..admission.rate_limits import with_limits
 from ..bodies.body_reader import Body, BodyReader
 from ..config import ProxyConfig
+from ..connectors import answers_alone
 from ..errors import LOOP, OVERLOAD, LegError, NoWorkerError, Refused, RequestError, refusal
 from ..failures import ROWS, Cause, Leg, Phase
 from ..fleet.view import WorkerView, check_model
@@ -51,6 +52,9 @@ ENDPOINTS = (
     "/v1/chat/completions/batch",
     "/v1/messages/count_tokens",
 )
+
+# What an engine answers without its model, so that it needs no KV for it.
+_UNCOMPUTED = frozenset(("/tokenize", "/detokenize", "/v1/messages/count_tokens"))
 
 # Names only: with dots or escapes a path could turn into another endpoint's on its way.
 AUDIO = re.compile(r"/v1/audio(?:/[A-Za-z0-9_-]+)+")
@@ -83,6 +87,7 @@ class _Asked:
     body: bytes | memoryview
     headers: Mapping[str, str]
     model: str
+    computes: bool  # see `needs_model`
 
 
 # A member of JSON: inside a string its quotes would be escaped.
@@ -151,15 +156,17 @@ class Passthrough:
         check_use(client, model)
         if body and not is_form(content_type):
             headers = {**headers, "content-type": "application/json"}  # the worker must read it as it was read here
-        if not self.candidates(model) and not self._down(model):
+        computes = needs_model(path.partition("?")[0])
+        if not self.candidates(model, computes=computes) and not self._down(model):
             if model:
                 check_model(model, self._registry.views())
             raise NoWorkerError(f"no worker can serve model {model!r} now")
         estimated = 0 if is_form(content_type) else self._state.tokens.estimate(model, {Kind.UNREAD: len(body)})
         bill = _Bill(self._state, client, estimated)
-        permit = await self._permit(model, client, bill)
+        permit = await self._permit(model, client, bill, computes=computes)
         try:
-            return await self._first_success(permit, _Asked(method, path, _bytes_of(body), headers, model), bill)
+            asked = _Asked(method, path, _bytes_of(body), headers, model, computes)
+            return await self._first_success(permit, asked, bill)
         except BaseException as exc:
             permit.release()
             # A request that an engine may have computed is charged, whoever ended it.
@@ -167,9 +174,9 @@ class Passthrough:
                 bill.settle(0)
             raise
 
-    async def _permit(self, model: str, client: Client, bill: _Bill) -> Permit:
+    async def _permit(self, model: str, client: Client, bill: _Bill, *, computes: bool) -> Permit:
         def fits() -> bool:
-            able = self.candidates(model)
+            able = self.candidates(model, computes=computes)
             if not able:
                 return not self._down(model)
             return not all(view.is_full(self._worker_limit) for view in able)
@@ -180,7 +187,7 @@ class Passthrough:
             priority=client.priority,
             cost=max(1, bill.estimated_tokens),
             arrived_s=self._state.now(),
-            needs=("any worker", model),
+            needs=("any worker that computes" if computes else "any worker", model),
             fits=fits,
         )
         try:
@@ -193,7 +200,7 @@ class Passthrough:
         """Raises the last LegError where no other worker may be tried."""
         state, failed, prompt = self._state, FailedAttempts(self._attempts), cache(partial(self._prompt, asked))
         state.retries.deposit()
-        for view in self.candidates(asked.model):
+        for view in self.candidates(asked.model, computes=asked.computes):
             if state.poisoned:
                 state.poisoned.check(prompt(), state.now())
             if failed.last is not None:
@@ -289,12 +296,14 @@ class Passthrough:
         if used:  # an answer without a count used no engine, and is no proof of its health
             self._state.health.succeeded(view.id)
 
-    def candidates(self, model: str = "") -> list[WorkerView]:
-        """The workers that can be asked, best first."""
+    def candidates(self, model: str = "", *, computes: bool = False) -> list[WorkerView]:
+        """The workers that can be asked, best first; computes: that can compute something without a peer."""
         able = [
             view
             for view in self._allowed()
-            if view.role in _PREFERENCE and (view.takes_turns(model) or (not model and view.state == "up"))
+            if view.role in _PREFERENCE
+            and (view.takes_turns(model) or (not model and view.state == "up"))
+            and (not computes or view.role is Role.REPLICA or answers_alone(view.worker))
         ]
         blocked = self._state.health.breakers.blocked(self._state.now())
         return sorted(able, key=lambda v: (v.id in blocked, _PREFERENCE[v.role], v.requests, v.name))
@@ -305,6 +314,11 @@ class Passthrough:
 
     def _allowed(self) -> list[WorkerView]:
         return [view for view in self._registry.views() if self._only is None or view.id in self._only]
+
+
+def needs_model(path: str) -> bool:
+    """Whether an engine computes something for a request that is passed through, for which it may need KV."""
+    return (path in ENDPOINTS and path not in _UNCOMPUTED) or AUDIO.fullmatch(path) is not None
 
 
 def _bytes_of(body: Body) -> bytes | memoryview:

@@ -22,7 +22,7 @@ from ppd.proxy.connectors import CONNECTORS, usual_connector
 from ppd.proxy.connectors.nixl import KEPT_S, KEPT_USUALLY_S, READS_BACK
 from ppd.proxy.discovery.heartbeat import check_address, check_coordinates, check_labels, check_sidecar, check_x
 from ppd.proxy.errors import ConfigError, FormatError, PPDError
-from ppd.proxy.fleet.worker import NO_EVENTS, EventSource, Role
+from ppd.proxy.fleet.worker import NO_EVENTS, TAKES_PLAIN, EventSource, Role
 
 from ..agent.agent import Agent, Identity, run_until_signal
 from ..agent.announcer import Announcer
@@ -88,6 +88,7 @@ def launch_of(options: AgentOptions) -> Launch:
         argv += ["--port", str(options.port), "--side-channel-port", str(options.side_channel_port)]
         argv += ["--connector", options.connector] if options.connector != "nixl" else []
         argv += ["--engine-id", own_end(options).engine_id] if options.connector == "nixl_push" else []
+        argv += ["--takes-plain"] if coordinates.get(TAKES_PLAIN) == "true" else []
         argv += ["--bidirectional-kv-xfer", "--decoder-kv-blocks-ttl", str(keeps_s)] if keeps_s else []
         if options.kv_events_port:
             argv += ["--kv-events-endpoint", f"tcp://*:{options.kv_events_port}"]

@@ -17,10 +17,12 @@ from ppd.proxy.admission.keys import Client
 from ppd.proxy.app.request_body import whole_body
 from ppd.proxy.bodies.body_reader import Body, BodyReader
 from ppd.proxy.config import ProxyConfig
+from ppd.proxy.connectors import stops_at_plain
 from ppd.proxy.errors import LegError, NotFound, NoWorkerError, RequestError
 from ppd.proxy.failures import Phase
 from ppd.proxy.fleet.worker import Worker
 from ppd.proxy.openai.form import is_form
+from ppd.proxy.passthrough.passthrough import needs_model
 from ppd.proxy.runtime.tasks import Drain, draining
 from ppd.proxy.telemetry.merged_metrics import families, render
 from ppd.proxy.telemetry.metrics import Metrics
@@ -75,6 +77,8 @@ class EngineRequests:
         """The engine's answer to the current request."""
         if request.path == CLOSED:
             raise NotFound(f"no such path: {CLOSED}")
+        if needs_model(request.path) and stops_at_plain(self._engine):
+            raise NoWorkerError("the engine computes nothing without a P")
         given = lowered(request.headers)
         headers = {name: value for name, value in given.items() if name not in _DROPPED}
         headers[HOPS] = leg_headers(given)[HOPS]

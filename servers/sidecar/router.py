@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ppd.proxy.connectors import answers_alone, missing_coordinates, splits
+from ppd.proxy.connectors import answers_alone, missing_coordinates, splits, stops_at_plain
 from ppd.proxy.encoders.choosing import NamedEncoders
 from ppd.proxy.errors import ConfigError, LegError, NoWorkerError, Overloaded, PPDError
 from ppd.proxy.failures import ROWS, Cause, ClientGets, HealthEffect, Leg, Phase
@@ -121,9 +121,11 @@ class HeaderRouter:
         return TurnReply(opened.content_type, headers, body)
 
     def _decision(self, prefill: WorkerView | None, alone: str = "") -> Decision:
-        """alone: why the engine is to compute the prompt, whatever P is named."""
+        """alone: why the engine is to compute the prompt, whatever P is named; NoWorkerError if it cannot."""
         if prefill is None or alone:
             reason = alone or NOT_NAMED
+            if stops_at_plain(self._engine.worker):
+                raise NoWorkerError(f"the engine cannot compute a prompt without a P ({reason})")
             return Decision(route=Route.LOCAL, reason=reason, decode=self._engine, wanted=Route.LOCAL)
         return Decision(
             route=Route.SPLIT, reason="prefill_named", decode=self._engine, prefill=prefill, wanted=Route.SPLIT

@@ -165,6 +165,7 @@ def _costs(ctx: click.Context, _: click.Parameter, name: str | None) -> EnginePr
     is_flag=True,
     help="An SGLang D keeps prompts, and is sent what it lacks.",
 )
+@click.option("--takes-plain", is_flag=True, help="A P2pNccl D takes requests without a transfer, as if patched to.")
 @click.option(
     "--meeting-timeout-s",
     default=_DEFAULT.meeting_timeout_s,

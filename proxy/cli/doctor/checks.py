@@ -15,6 +15,7 @@ from .conversation import follow_ups_hit_the_cache, handoff_works, nothing_is_lo
 from .fleet import (
     connectors_agree,
     connectors_are_known,
+    decodes_compute_prompts,
     decodes_keep_prefixes,
     encoders_encode,
     encoders_have_consumers,
@@ -200,6 +201,7 @@ CHECKS: tuple[Check, ...] = (
     encoders_have_consumers,
     encoders_encode,
     prefix_caching_is_on,
+    decodes_compute_prompts,
     decodes_keep_prefixes,
     turns_are_answered,
     prefill_computes,

@@ -143,6 +143,15 @@ def connectors_are_known(facts: Facts) -> Iterator[Finding]:
             yield Finding(Level.FAIL, check, said, "Use nixl.")
 
 
+def decodes_compute_prompts(facts: Facts) -> Iterator[Finding]:
+    """Of a P2pNccl D nobody can be asked: its pings do not tell, and a request that it cannot take would stop it."""
+    for fact in _of(facts, Role.DECODE):
+        if fact.worker.connector == "p2p_nccl" and not answers_alone(fact.worker):
+            said = f"{fact.name} gets no LOCAL turns: vLLM's own P2pNccl waits for KV of each request"
+            remedy = "If it is patched to compute a request whose X-Request-Id has no addresses, say takes_plain=true."
+            yield Finding(Level.WARN, "LOCAL turns", said, remedy)
+
+
 def models_are_shared(facts: Facts) -> Iterator[Finding]:
     check = "models"
     if not facts.workers:

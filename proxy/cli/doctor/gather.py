@@ -29,7 +29,7 @@ from ...discovery.heartbeat_listener import curve_keys
 from ...downstream.serve import bind_error
 from ...errors import ConfigError, PPDError
 from ...fleet.engine_metrics import PEER_FAILURES, metrics_path
-from ...fleet.worker import PREFIX_CACHE, Role, Worker
+from ...fleet.worker import PREFIX_CACHE, TAKES_PLAIN, Role, Worker
 from ...health.probe import EngineStatus, probe, reason_of
 from ...plane import IS_BUILT
 from ...runtime.tls import worker_tls
@@ -224,6 +224,7 @@ class _Listed(msgspec.Struct):
     missing_coordinates: tuple[str, ...] = ()  # as of an older proxy
     keeps_prefixes: bool | None = None  # as far as it has told; as of an older proxy
     reads_back: bool = False
+    takes_plain: bool = False
 
 
 class _Workers(msgspec.Struct):
@@ -286,7 +287,8 @@ def _told_coordinates(entry: _Listed) -> dict[str, str]:
     known = CONNECTORS[entry.connector].coordinates if entry.connector in CONNECTORS else ()
     seen = {} if entry.keeps_prefixes is None else {PREFIX_CACHE: str(entry.keeps_prefixes).lower()}
     seen |= {READS_BACK: "true"} if entry.reads_back else {}
-    hidden = set(known) - {PREFIX_CACHE, READS_BACK, *entry.missing_coordinates}
+    seen |= {TAKES_PLAIN: "true"} if entry.takes_plain else {}
+    hidden = set(known) - {PREFIX_CACHE, READS_BACK, TAKES_PLAIN, *entry.missing_coordinates}
     return dict.fromkeys(hidden, "") | seen
 
 

@@ -80,6 +80,7 @@ class SimConfig:
     bidirectional_kv_xfer: bool = False  # D keeps what it has pulled and answered, and P reads it back
     decoder_kv_blocks_ttl: int = 480  # seconds for which D keeps it
     decode_radix_cache: bool = False  # an SGLang D keeps prompts, and is sent what it lacks
+    takes_plain: bool = False  # a P2pNccl D that is patched to take requests without a transfer
     peer_timeout_s: float = 5.0
     meeting_timeout_s: float = 300.0  # how long a leg waits for the other one that has its key
     load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.FAIL
@@ -112,6 +113,8 @@ class SimConfig:
             raise ConfigError("bidirectional_kv_xfer needs connector nixl", param="bidirectional_kv_xfer")
         if self.decode_radix_cache and self.connector != "sglang":
             raise ConfigError("decode_radix_cache needs connector sglang", param="decode_radix_cache")
+        if self.takes_plain and self.connector != "p2p_nccl":
+            raise ConfigError("takes_plain needs connector p2p_nccl", param="takes_plain")
         if self.connector not in CONNECTORS:
             raise ConfigError(f"connector must be {' or '.join(CONNECTORS)}, got {self.connector}", param="connector")
         if not 0 <= self.reasoning <= 1:

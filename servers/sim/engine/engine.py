@@ -141,8 +141,9 @@ class SimEngine:
 
     @property
     def own(self) -> Own:
-        keeps = self.config.bidirectional_kv_xfer, self.config.decode_radix_cache
-        return Own(self.config.role, self.engine_id, *self.side_address, *keeps)
+        config = self.config
+        can = config.bidirectional_kv_xfer, config.decode_radix_cache, config.takes_plain
+        return Own(config.role, self.engine_id, *self.side_address, *can)
 
     def new_id(self) -> str:
         return self._new_id()

@@ -33,6 +33,7 @@ class Own(msgspec.Struct, frozen=True):
     port: int
     reads_back: bool = False  # `bidirectional_kv_xfer`
     keeps_prefixes: bool = False  # an SGLang D with a radix cache
+    takes_plain: bool = False  # a P2pNccl D that takes requests without a transfer
 
 
 class KvProtocol(Protocol):

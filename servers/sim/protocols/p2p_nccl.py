@@ -1,8 +1,9 @@
 """P2pNccl, of vLLM up to 0.23: the `X-Request-Id` of both legs holds both addresses, and the bodies say nothing.
 
 P sends the prompt's KV to D before it answers, and keeps none. D takes it inside its step, in which it waits for what
-has not come: without a time-out, and all its other requests with it. A name without addresses is plain for D and R, as
-after the patch that LOCAL turns need. Source: vLLM 0.23, with VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1.
+has not come: without a time-out, and all its other requests with it. Under a name without addresses vLLM's own D would
+wait so for ever: here the request is refused, unless D is started as one that is patched for LOCAL turns. Source: vLLM
+0.23, with VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ppd.proxy.fleet.worker import Role
+from ppd.proxy.fleet.worker import TAKES_PLAIN, Role
 
 from ..core.errors import BadRequest
 from ..core.fault_orders import FaultLeg
@@ -38,7 +39,7 @@ class P2pNccl:
         if params_of(leg):
             raise BadRequest("kv_transfer_params: this connector reads none", "kv_transfer_params")
         named = "" if leg.path == "/v1/responses" else leg.headers.get(_NAME, "")  # vLLM reads no header there
-        if own.role not in _LEGS or ("_addr_" not in named and own.role is Role.DECODE):
+        if own.role not in _LEGS or (_takes_plain(own) and "_addr_" not in named):
             return plain(leg)
         if (peers := _PEERS.fullmatch(named)) is None:
             raise BadRequest(f"{_NAME}: must have both addresses, and 32 hex digits", _NAME)
@@ -58,11 +59,15 @@ class P2pNccl:
         return None
 
     def coordinates(self, own: Own) -> dict[str, str]:
-        """As the engine's own pings have them."""
-        return {"zmq_address": _address(own)}
+        """The address as the engine's own pings have it; of the patch its operator has to tell."""
+        return {"zmq_address": _address(own)} | ({TAKES_PLAIN: "true"} if _takes_plain(own) else {})
 
     def page(self, path: str, query: Mapping[str, str], own: Own) -> None:
         return None
+
+
+def _takes_plain(own: Own) -> bool:
+    return own.takes_plain and own.role is Role.DECODE
 
 
 def _address(own: Own) -> str:

@@ -61,3 +61,19 @@ async def test_a_tenants_response_is_asked_for_again_under_another_name(connecto
         assert "mine" not in named
         assert fleet.used_twice() == 0
         await fleet.rest()
+
+
+@pytest.mark.parametrize("connector", NAMES)
+async def test_what_is_passed_through_goes_to_who_can_compute_it(connector: str) -> None:
+    """To an engine that needs a peer for each request it would be a refusal, or the end. None is needed for tokens."""
+    said = {"model": "sim", "messages": [{"role": "user", "content": WORDS}]}
+    async with AsyncExitStack() as stack:
+        fleet = await ConnectorFleet.start(stack, connector, "P1 D1")
+        field = fleet.field
+        for path, is_computed in (("/v1/chat/completions/batch", True), ("/v1/embeddings", True), ("/tokenize", False)):
+            turn = await field.post(path, said)
+            is_sent = fleet.connector.decodes_alone or not is_computed
+            assert (turn.status != 503) is is_sent, turn.body
+        await field.add("R1")
+        assert (await field.post("/v1/embeddings", said)).status != 503
+        await fleet.rest()

@@ -19,6 +19,7 @@ import pytest_asyncio
 from ppd.proxy.config import EncoderUse
 from ppd.proxy.failures import Cause, Leg
 from ppd.proxy.policy import Route
+from ppd.servers.sim.core.counters import Trap
 from ppd.servers.sim.core.fault_orders import FaultKind, Faults, Order
 from tests.e2e.encoders.test_encoders import asks, images, picture
 from tests.e2e.failures.fleet import Seen
@@ -84,6 +85,31 @@ async def test_so_is_an_sglang_d_that_tells_of_a_radix_cache() -> None:
         receipt = fleet.field.newest()
         assert fleet.field.view(receipt.decode).worker.coordinates["prefix_cache"] == "true", "a probe has asked"
         assert held_by(fleet.field, receipt.session, Leg.DECODE)[1] > 0
+
+
+@pytest.mark.parametrize("connector", NAMES)
+async def test_a_later_turn_stays_on_d_where_d_can_compute_a_prompt(fleets: ConnectorFleets, connector: str) -> None:
+    fleet = await fleets.of(connector)
+    told = await a_forced_local_turn(fleet)
+    assert told == ((Route.LOCAL, "forced") if fleet.connector.decodes_alone else (Route.SPLIT, "needs_prefill"))
+
+
+async def test_so_it_does_on_a_d_of_p2p_nccl_that_is_patched_and_says_so() -> None:
+    async with AsyncExitStack() as stack:
+        fleet = await ConnectorFleet.start(stack, "p2p_nccl", engine={"takes_plain": True})
+        assert await a_forced_local_turn(fleet) == (Route.LOCAL, "forced")
+
+
+async def a_forced_local_turn(fleet: ConnectorFleet) -> tuple[str, str]:
+    """The route of a second turn for which LOCAL was asked, and the reason; its text is right."""
+    field, talk = fleet.field, fleet.talk()
+    talk.heard((await field.ask(talk.body())).text, "and more")
+    body = talk.body()
+    seen, receipt = await field.ask(body, forced=Route.LOCAL), field.newest()
+    assert (seen.status, seen.text) == (200, await field.right_text(body)), seen.body
+    await fleet.rest()
+    assert not any(engine.counters.traps for engine in field.engines.values())
+    return receipt.route, receipt.reason
 
 
 async def kv_of_a_second_turn(fleet: ConnectorFleet) -> tuple[int, int, int]:
@@ -157,6 +183,8 @@ async def test_engines_that_fail_each_other_are_replaced_under_a_new_key(
         assert not errors, "D computes what it does not find"
     await fleet.rest()
     assert not fleet.used_twice()
+    for engine in fleet.engines(Leg.PREFILL) if between.kind is FaultKind.EXPIRE else ():
+        del engine.counters.traps[Trap.EXPIRED_HANDOFF]  # which D could not know
     again = await field.ask({**body, "stream": False})
     assert again.text == seen.text, "the next turn succeeds"
 

@@ -16,6 +16,8 @@ from ppd.proxy.policy import Route, Turn
 from ppd.proxy.policy.placement import ways_to_serve
 from tests.support.decisions import D1, D2, FIRST, NEXT, P1, P2, R1, rules, run
 
+NEEDING_A_P: dict[str, dict[str, str]] = {"sglang": {}, "p2p_nccl": {"zmq_address": "a:1"}}
+
 
 def told(view: WorkerView, connector: str, **coordinates: str) -> WorkerView:
     return replace(view, worker=replace_worker(view.worker, connector=connector, coordinates=coordinates))
@@ -23,14 +25,16 @@ def told(view: WorkerView, connector: str, **coordinates: str) -> WorkerView:
 
 def test_a_worker_that_lacks_a_coordinate_serves_no_split() -> None:
     p1, p2, d1 = (told(view, "p2p_nccl", zmq_address="a:1") for view in (P1, P2, D1))
-    silent_p, silent_d = told(P1, "p2p_nccl"), told(D2, "p2p_nccl")
+    silent_p, silent_d = told(P1, "p2p_nccl"), told(D2, "p2p_nccl", takes_plain="true")
     decision = run(FIRST, (silent_p, p2, silent_d, d1))
     assert (decision.prefill, decision.decode) == (p2, d1)
+    d1 = told(D1, "p2p_nccl", zmq_address="a:1", takes_plain="true")
     for fleet in ((silent_p, d1), (p1, silent_d)):
         decision = run(FIRST, fleet)
         assert (decision.route, decision.vetoes) == (Route.LOCAL, ("missing_coordinates",))
 
 
+@pytest.mark.parametrize("connector", NEEDING_A_P)
 @pytest.mark.parametrize(
     ("mode", "turn", "fleet", "route", "reason"),
     [
@@ -42,17 +46,32 @@ def test_a_worker_that_lacks_a_coordinate_serves_no_split() -> None:
         (Mode.ALWAYS_LOCAL, replace(NEXT, single_engine="n"), "PDR", Route.REPLICA, "single_engine"),
     ],
 )
-def test_a_d_that_needs_a_p_takes_no_local_turn(mode: Mode, turn: Turn, fleet: str, route: Route, reason: str) -> None:
-    views = {"P": told(P1, "sglang"), "D": told(D2, "sglang"), "R": R1}
+def test_a_d_that_needs_a_p_takes_no_local_turn(
+    connector: str, mode: Mode, turn: Turn, fleet: str, route: Route, reason: str
+) -> None:
+    views = {"P": told(P1, connector, **NEEDING_A_P[connector]), "D": told(D2, connector, **NEEDING_A_P[connector])}
+    views["R"] = R1
     decision = run(turn, tuple(views[role] for role in fleet), rules(mode))
     assert (decision.route, decision.reason) == (route, reason)
 
 
+@pytest.mark.parametrize("connector", NEEDING_A_P)
 @pytest.mark.parametrize(("turn", "fleet"), [(NEXT, "D"), (replace(NEXT, single_engine="n"), "PD")])
-def test_where_only_a_d_that_needs_a_p_is_left_the_turn_is_refused(turn: Turn, fleet: str) -> None:
-    views = {"P": told(P1, "sglang"), "D": told(D2, "sglang")}
+def test_where_only_a_d_that_needs_a_p_is_left_the_turn_is_refused(connector: str, turn: Turn, fleet: str) -> None:
+    views = {"P": told(P1, connector, **NEEDING_A_P[connector]), "D": told(D2, connector, **NEEDING_A_P[connector])}
     with pytest.raises(NoWorkerError, match="alone"):
         run(turn, tuple(views[role] for role in fleet))
+
+
+@pytest.mark.parametrize(
+    ("takes_plain", "route", "vetoes"), [("true", Route.LOCAL, ()), ("false", Route.SPLIT, ("needs_prefill",))]
+)
+def test_a_d_of_p2p_nccl_may_say_that_it_takes_plain_requests(
+    takes_plain: str, route: Route, vetoes: tuple[str, ...]
+) -> None:
+    d2 = told(D2, "p2p_nccl", zmq_address="a:1", takes_plain=takes_plain)
+    decision = run(NEXT, (told(P1, "p2p_nccl", zmq_address="a:1"), d2), rules(Mode.ALWAYS_LOCAL))
+    assert (decision.route, decision.vetoes) == (route, vetoes)
 
 
 @pytest.mark.parametrize(

@@ -271,6 +271,13 @@ def test_an_engine_that_is_launched_gets_what_is_announced_of_reading_back(engin
         identity_of(options(coordinates=("bidirectional_kv_xfer=yes",)), "10.0.0.5:8100")
 
 
+def test_a_simulated_p2p_nccl_d_is_patched_where_it_is_announced_so() -> None:
+    for told in ((), ("takes_plain=true",)):
+        asked = options(role=Role.DECODE, engine="sim", model="m", connector="p2p_nccl", coordinates=told)
+        assert ("--takes-plain" in launch_of(asked).argv) is bool(told)
+        assert ("takes_plain" in identity_of(asked, "10.0.0.5:8100").coordinates) is bool(told)
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -72,6 +72,7 @@ class Site:
         settings: Mapping[str, Any] | None = None,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         engine_at: str = "",
+        engine_of: str = "D1",
         names: str = "P1 D1",
         connector: str = "",
         **options: Any,
@@ -79,8 +80,8 @@ class Site:
         """engine: settings of the engines; settings: of the config; options: of the sidecar.
 
         connector: of all, and the sidecar is told what it must know; else it is NIXL's pull mode.
-        engine_at: the address of another engine than D1; names: of the engines; tls: the client's, of a sidecar that
-        speaks it.
+        engine_of: the name of the engine that it stands before; engine_at: the address of another one; names: of the
+        engines; tls: the client's, of a sidecar that speaks it.
         """
         async with AsyncExitStack() as stack:
             lives = {name: await stack.enter_async_context(AsyncExitStack()) for name in names.split()}
@@ -92,9 +93,11 @@ class Site:
                 aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls or True))
             )
             options |= {"settings": settings, "policy": policy or FailurePolicy(), "pause": pause}
-            made = await stack.enter_async_context(running_sidecar(engine_at or engines["D1"].address, **options))
+            made = await stack.enter_async_context(running_sidecar(engine_at or engines[engine_of].address, **options))
             base_url = f"http{'s' if tls else ''}://{made.address}"
             yield cls(made.sidecar, base_url, session, made.stop, made.serving, engines, lives)
+            if found := {name: dict(each.counters.traps) for name, each in engines.items() if each.counters.traps}:
+                raise AssertionError(f"used as it must not be: {found}")
 
     @property
     def to_p(self) -> dict[str, str]:

@@ -135,6 +135,7 @@ def test_the_other_apis_refuse_what_they_cannot_do(read: Any) -> None:
         ("time_scale", -0.5),
         ("max_model_len", 10**9),
         ("decode_radix_cache", True),
+        ("takes_plain", True),
     ],
 )
 def test_an_impossible_engine_is_refused(field: str, value: Any) -> None:

@@ -41,7 +41,14 @@ class Proxy:
 
 @pytest.fixture
 async def proxy(lab: Any) -> Proxy:
+    """Its D is as vLLM's own."""
     return Proxy(lab, *[await lab.start(role, connector="p2p_nccl") for role in "PD"])
+
+
+@pytest.fixture
+async def patched(lab: Any) -> Proxy:
+    """Its D takes a name without addresses as a plain one."""
+    return Proxy(lab, *[await lab.start(role, connector="p2p_nccl", takes_plain=True) for role in "PD"])
 
 
 async def test_d_takes_what_p_sent_before_it_answered(lab: Any, proxy: Proxy) -> None:
@@ -55,54 +62,54 @@ async def test_d_takes_what_p_sent_before_it_answered(lab: Any, proxy: Proxy) ->
     await lab.until(lambda: lab.is_quiet(proxy.p) and lab.is_quiet(proxy.d))
 
 
-async def test_no_name_is_read_of_a_turn_of_responses(lab: Any, proxy: Proxy) -> None:
+async def test_no_name_is_read_of_a_turn_of_responses(lab: Any, patched: Proxy) -> None:
     said = {"input": "hi", "max_output_tokens": 1}
     answers = [
-        await lab.post(engine, "/v1/responses", said, headers={"X-Request-Id": proxy.name()})
-        for engine in (proxy.p, proxy.d)
+        await lab.post(engine, "/v1/responses", said, headers={"X-Request-Id": patched.name()})
+        for engine in (patched.p, patched.d)
     ]
     assert [answer.status for answer in answers] == [400, 200]
-    assert proxy.d.counters.external_kv_tokens == 0
+    assert patched.d.counters.external_kv_tokens == 0
 
 
-async def test_a_d_that_holds_the_head_takes_the_rest(lab: Any, proxy: Proxy) -> None:
-    first = (await proxy.leg(proxy.d, "plain")).text
+async def test_a_d_that_holds_the_head_takes_the_rest(lab: Any, patched: Proxy) -> None:
+    first = (await patched.leg(patched.d, "plain")).text
     longer = [*HI, {"role": "assistant", "content": first}, *OTHER]
-    name = proxy.name()
-    await proxy.leg(proxy.p, name, longer)
-    assert (await proxy.leg(proxy.d, name, longer)).text == await lab.expected(longer)
-    assert proxy.d.counters.local_cache_hit_tokens > 0
+    name = patched.name()
+    await patched.leg(patched.p, name, longer)
+    assert (await patched.leg(patched.d, name, longer)).text == await lab.expected(longer)
+    assert patched.d.counters.local_cache_hit_tokens > 0
 
 
-async def test_what_no_leg_takes_stays_on_d(lab: Any, proxy: Proxy) -> None:
-    await proxy.leg(proxy.p, proxy.name())
-    assert (await proxy.leg(proxy.d, "plain")).text == await lab.expected(HI)
-    assert len(proxy.d.arrivals) == 1
+async def test_what_no_leg_takes_stays_on_d(lab: Any, patched: Proxy) -> None:
+    await patched.leg(patched.p, patched.name())
+    assert (await patched.leg(patched.d, "plain")).text == await lab.expected(HI)
+    assert len(patched.d.arrivals) == 1
 
 
-async def test_a_d_that_comes_first_waits_with_all_its_requests(lab: Any, proxy: Proxy) -> None:
-    name, steps = proxy.name(), proxy.d.counters.steps
-    waiting = asyncio.create_task(proxy.leg(proxy.d, name))
-    await lab.until(lambda: proxy.d.scheduler.pulling == 1)
-    other = asyncio.create_task(proxy.leg(proxy.d, "plain", OTHER))
-    await lab.until(lambda: len(proxy.d.scheduler.sequences) == 2)
-    assert proxy.d.counters.steps == steps
-    await proxy.leg(proxy.p, name)
+async def test_a_d_that_comes_first_waits_with_all_its_requests(lab: Any, patched: Proxy) -> None:
+    name, steps = patched.name(), patched.d.counters.steps
+    waiting = asyncio.create_task(patched.leg(patched.d, name))
+    await lab.until(lambda: patched.d.scheduler.pulling == 1)
+    other = asyncio.create_task(patched.leg(patched.d, "plain", OTHER))
+    await lab.until(lambda: len(patched.d.scheduler.sequences) == 2)
+    assert patched.d.counters.steps == steps
+    await patched.leg(patched.p, name)
     assert [(await one).text for one in (waiting, other)] == [await lab.expected(HI), await lab.expected(OTHER)]
 
 
 @pytest.mark.parametrize("kind", [FaultKind.ABSENT, FaultKind.EXPIRE])
 async def test_a_p_that_sends_nothing_stops_d_until_its_faults_are_set_anew(
-    lab: Any, proxy: Proxy, kind: FaultKind
+    lab: Any, patched: Proxy, kind: FaultKind
 ) -> None:
-    proxy.p.faults = Faults([Order(kind)])
-    name = proxy.name()
-    assert (await proxy.leg(proxy.p, name)).status == 200
-    waiting = asyncio.create_task(proxy.leg(proxy.d, name))
-    await lab.until(lambda: proxy.d.scheduler.pulling == 1)
-    proxy.d.faults = Faults()
+    patched.p.faults = Faults([Order(kind)])
+    name = patched.name()
+    assert (await patched.leg(patched.p, name)).status == 200
+    waiting = asyncio.create_task(patched.leg(patched.d, name))
+    await lab.until(lambda: patched.d.scheduler.pulling == 1)
+    patched.d.faults = Faults()
     assert (await waiting).status == 500
-    assert (await proxy.leg(proxy.d, "plain")).text == await lab.expected(HI)
+    assert (await patched.leg(patched.d, "plain")).text == await lab.expected(HI)
 
 
 async def test_a_p_that_dies_as_it_sends_has_not_answered(lab: Any, proxy: Proxy) -> None:
@@ -151,6 +158,7 @@ NAMED = "___prefill_addr_{p}___decode_addr_{d}_{key}"
         ("P", "___prefill_addr_{p}___decode_addr_{d}_short"),
         ("P", "___prefill_addr_{d}___decode_addr_{d}_{key}"),
         ("P", "___prefill_addr_{p}___decode_addr_nowhere_{key}"),
+        ("D", "plain"),
         ("D", "___prefill_addr_{p}_{key}"),
         ("D", "___prefill_addr_{p}___decode_addr_{p}_{key}"),
     ],
@@ -164,3 +172,17 @@ async def test_a_name_that_does_not_say_both_is_refused(proxy: Proxy, role: str,
 async def test_parameters_of_other_connectors_are_refused(proxy: Proxy) -> None:
     answer = await proxy.leg(proxy.p, proxy.name(), kv_transfer_params={"do_remote_decode": True})
     assert (answer.status, answer.json["error"]["param"]) == (400, "kv_transfer_params")
+
+
+@pytest.mark.parametrize(("role", "status", "coordinates"), [("P", 400, 1), ("D", 200, 2)])
+async def test_a_patched_d_takes_a_plain_name_and_its_p_takes_none(
+    lab: Any, patched: Proxy, role: str, status: int, coordinates: int
+) -> None:
+    engine = patched.p if role == "P" else patched.d
+    answer = await patched.leg(engine, "plain")
+    assert (answer.status, len(engine.protocol.coordinates(engine.own))) == (status, coordinates)
+
+
+async def test_vllms_own_d_takes_no_turn_of_responses(lab: Any, proxy: Proxy) -> None:
+    answer = await lab.post(proxy.d, "/v1/responses", {"input": "hi", "max_output_tokens": 1})
+    assert (answer.status, answer.json["error"]["param"]) == (400, "X-Request-Id")

@@ -38,6 +38,7 @@ _TOKEN = re.compile(r"[\x21-\x7e]{0,256}")  # ends up in heads and bodies of leg
 _LABEL_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 _LABEL = re.compile(rf"(?:[a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_LABEL_NAME}")
 _LABEL_VALUE = re.compile(rf"(?:{_LABEL_NAME})?")
+_MODES = {"WRITE": MoRIIO.name, "READ": MoRIIORead.name}  # of a MoRIIO ping
 _ADDRESS = re.compile(rf"(?:{_NAME}|\[[0-9A-Fa-f:.]{{2,45}}\]):([0-9]{{1,5}})")
 
 
@@ -148,7 +149,9 @@ def _ping(message: dict[str, Any]) -> Announcement:
         if not isinstance(message.get(name), str):
             raise FormatError(f"ping: {name} is missing or not a string")
     if "transfer_mode" in message:
-        connector = MoRIIORead.name if message["transfer_mode"] == "READ" else MoRIIO.name
+        connector = _MODES.get(str(message["transfer_mode"]))
+        if connector is None:
+            raise FormatError("ping: transfer_mode must be WRITE or READ")
         if (told := told_by_ping(message["zmq_address"])) is None:
             raise FormatError("ping: zmq_address must be host:HOST,handshake:PORT,notify:PORT")
         coordinates = told | {name: str(message[name]) for name in ("dp_size", "tp_size") if name in message}

@@ -176,6 +176,7 @@ def test_fields_of_a_later_agent_are_ignored() -> None:
         ({**MORIIO, "zmq_address": "host:a/b,handshake:1,notify:2"}, "side_channel_host: must be a host"),
         ({**MORIIO, "zmq_address": "host:a,handshake:0,notify:2"}, "handshake_port: must be a port"),
         ({**MORIIO, "tp_size": 0}, "tp_size: must be a number"),
+        *(({**MORIIO, "transfer_mode": value}, "transfer_mode") for value in ("read", "", 7, None, True)),
         ({**OURS, "role": "X"}, "role"),
         ({**OURS, "http_address": "evil/../x:80"}, "http_address"),
         ({**OURS, "http_address": "host:99999"}, "http_address"),

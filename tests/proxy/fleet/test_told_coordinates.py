@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ppd.proxy.connectors import can_pair, missing_coordinates
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.worker import Announcement, Role, Source, Worker
 
@@ -50,6 +51,21 @@ def test_another_answer_replaces_the_one_before() -> None:
     registry.probed(told.id, replace(told, coordinates={"engine_id": "g"}), None, 1.0)
     (view,) = registry.views()
     assert view.worker.coordinates == {**CONFIGURED, "engine_id": "g"}
+
+
+@pytest.mark.parametrize("source", [Source.AGENT, Source.PING])
+def test_what_a_heartbeat_tells_late_anew_or_no_more_holds_from_then_on(source: Source) -> None:
+    registry, told = Registry(), replace(P, connector="p2p_nccl", source=source)
+    decode = replace(told, role=Role.DECODE, address="10.0.0.6:8200", coordinates={"zmq_address": "b:1"})
+    registry.apply(Announcement(decode), 0.0)
+    for coordinates in ({}, {"zmq_address": "a:1"}, {"zmq_address": "a:2"}, {}):
+        registry.apply(Announcement(replace(told, coordinates=coordinates)), 1.0)
+        view, other = registry.view(told.id), registry.view(decode.id)
+        assert view is not None and other is not None
+        assert view.worker.coordinates == coordinates
+        assert missing_coordinates(view.worker) == (() if coordinates else ("zmq_address",))
+        assert can_pair(view.worker, other.worker) is bool(coordinates)
+        assert [one.worker.coordinates for one in registry.fleet("m").prefills] == [coordinates]
 
 
 def test_a_late_probe_does_not_undo_what_a_ping_has_told() -> None:

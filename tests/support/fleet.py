@@ -17,6 +17,7 @@ from ppd.proxy.fleet.ledger import LegWork
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, WorkerId
 from ppd.servers.sim.core.config import SimConfig
+from ppd.servers.sim.core.counters import Trap
 from ppd.servers.sim.engine.engine import SimEngine
 from ppd.servers.sim.launch import running_engine
 from tests.support.clock import LeapingTime
@@ -49,6 +50,7 @@ class Fleet(ProxyClient):
     engines: dict[str, SimEngine] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic  # the engines'
     _lives: dict[str, AsyncExitStack] = field(default_factory=dict)
+    _started: list[tuple[str, SimEngine]] = field(default_factory=list)
 
     settings: ClassVar[Mapping[str, Any]] = {"mode": Mode.ALWAYS_LOCAL, "probe_interval_s": 0.2}
     engine_settings: ClassVar[Mapping[str, Any]] = {}
@@ -64,6 +66,8 @@ class Fleet(ProxyClient):
             for name in names.split():
                 await fleet.add(name, **(engine or {}))
             yield fleet
+            if found := fleet.misuses():
+                raise AssertionError(f"used as it must not be: {found}")
 
     async def add(self, name: str, *, options: str = "", **changes: Any) -> SimEngine:
         """One more engine, known to the proxy as a static worker and found healthy."""
@@ -74,7 +78,9 @@ class Fleet(ProxyClient):
     async def start(self, name: str, **changes: Any) -> SimEngine:
         """An engine that the proxy is not told of."""
         life = self._lives[name] = await self.stack.enter_async_context(AsyncExitStack())
-        return await start_engine(life, name, now=self.clock, **{**self.engine_settings, **changes})
+        engine = await start_engine(life, name, now=self.clock, **{**self.engine_settings, **changes})
+        self._started.append((name, engine))
+        return engine
 
     async def join(self, name: str, engine: SimEngine, address: str, options: str = "") -> None:
         """address: where the proxy reaches it."""
@@ -96,8 +102,16 @@ class Fleet(ProxyClient):
         """Another process, as it were, at the address of one that was killed."""
         dead, life = self.engines[name], self._lives[name]
         config = replace(dead.config, port=dead.listener.port)
-        self.engines[name] = await life.enter_async_context(running_engine(config, now=self.clock))
-        return self.engines[name]
+        engine = self.engines[name] = await life.enter_async_context(running_engine(config, now=self.clock))
+        self._started.append((name, engine))
+        return engine
+
+    def misuses(self) -> list[tuple[str, dict[Trap, int]]]:
+        """What engines have counted that would have killed a real one, or made its answer wrong; of the dead too.
+
+        A case that means to do so clears the counter.
+        """
+        return [(name, dict(engine.counters.traps)) for name, engine in self._started if engine.counters.traps]
 
     def state(self, name: str) -> str:
         return self._state_at(self.engines[name].address)

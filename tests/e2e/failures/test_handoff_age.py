@@ -17,7 +17,7 @@ import pytest
 from ppd.servers.fleet.ports import free_ports
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, FaultPhase, Faults, Order
 from ppd.servers.sim.engine.engine import SimEngine
-from tests.support.fleet import start_engine, static_workers
+from tests.support.fleet import Fleet, start_engine, static_workers
 from tests.support.serve_program import serving, until
 
 LEASE_S = 2.4
@@ -146,3 +146,30 @@ async def test_a_d_that_stood_still_makes_no_text_wrong(start_fleet: Any) -> Non
         assert await fleet.metric(sample) > 0
         assert [await text_of(fleet.session, f"http://{at}", number) for number in range(8)] == right
         assert not traps(*fleet.engines.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({}, "used_handoff"),
+        ({"remote_request_id": "another"}, "unknown_handoff"),
+        ({"remote_engine_id": "another"}, "wrong_engine"),
+        ({"remote_block_ids": []}, "no_remote_blocks"),
+    ],
+)
+async def test_a_case_in_which_a_handoff_is_misused_fails_by_its_name(changes: dict[str, Any], named: str) -> None:
+    """Whatever else it looks at: with NIXL's pull mode no engine refuses such a leg."""
+    with pytest.raises(AssertionError, match=named):
+        async with Fleet.of("P1 D1") as fleet:
+            body = {"model": "sim", "messages": [{"role": "user", "content": LONG}], "max_tokens": 1}
+            ask = {"kv_transfer_params": {"do_remote_decode": True}}
+            params = (await leg_to(fleet, "P1", body | ask))["kv_transfer_params"]
+            await leg_to(fleet, "D1", body | {"kv_transfer_params": params})
+            again = {"kv_transfer_params": params | changes, "cache_salt": "D holds nothing of it"}
+            await leg_to(fleet, "D1", body | again)
+
+
+async def leg_to(fleet: Fleet, name: str, body: dict[str, Any]) -> Any:
+    """What the engine answers to a leg that no proxy has made."""
+    async with fleet.session.post(f"http://{fleet.engines[name].address}/v1/chat/completions", json=body) as answer:
+        return await answer.json()

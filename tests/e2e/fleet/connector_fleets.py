@@ -120,6 +120,12 @@ class ConnectorFleets:
         self._settings = settings
         self._fleets: dict[str, ConnectorFleet] = {}
 
+    def forget(self, trap: Trap) -> None:
+        """What cases have provoked on purpose is no misuse."""
+        for fleet in self._fleets.values():
+            for engine in fleet.field.engines.values():
+                del engine.counters.traps[trap]
+
     async def of(self, connector: str) -> ConnectorFleet:
         if connector not in self._fleets:
             self._fleets[connector] = await ConnectorFleet.start(self._stack, connector, **self._settings)

@@ -341,4 +341,5 @@ async def test_a_p_that_only_says_that_it_can_costs_a_time_out() -> None:
         await it.say()
         assert it.legs() == ["prefill timeout", "local"]
         assert it.p.counters.traps == {Trap.NOT_BIDIRECTIONAL: 1}
+        it.p.counters.traps.clear()
         await fleet.until(fleet.at_rest)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from ppd.proxy.beliefs.held import BeliefEvidence, Held
 from ppd.proxy.config import Mode, StageOrder
-from ppd.proxy.connectors import can_pair
+from ppd.proxy.connectors import answers_alone, can_pair
 from ppd.proxy.errors import AllBusy, NoWorkerError
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.order import Ranked, RankRule, first_ranked, includes, largest
@@ -306,10 +306,12 @@ def test_sessions_are_placed_as_among_all(mode: Mode, seed: int) -> None:
         fleet, limit = one.registry.fleet(MODEL), one.random.choice((0, 2))
         avoid, blocked = one.excluded(), one.excluded()
         ruled = Rules(mode=mode, worker_limit=limit)
-        _, decodes, replicas, _ = narrowed(turn, fleet, limit or math.inf, avoid, blocked)
+        prefills, decodes, replicas, _ = narrowed(turn, fleet, limit or math.inf, avoid, blocked)
         with suppress(NoWorkerError):
             decision = decide(turn, fleet, ruled, qps=1.0, now_s=one.now_s, avoid=avoid, blocked=blocked)
-            assert decision.decode is placed(mode, turn, [*decodes, *replicas])
+            worker = placed(mode, turn, [*decodes, *replicas])
+            paired = [view for view in prefills if can_pair(view.worker, worker.worker)]
+            assert decision.decode is worker or (not answers_alone(worker.worker) and not paired)
             one.book(turn, decision)
 
 

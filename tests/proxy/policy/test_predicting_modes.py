@@ -222,7 +222,8 @@ def crowded(view: WorkerView) -> WorkerView:
 
 R2 = view("R", 2)
 ON_R1 = replace(LATER, held=held(R1, 20_000), decode=R1.id)
-LIKE_NO_OTHER = replace(D2, worker=replace_worker(D2.worker, connector="p2p_nccl"))
+_LIKE_NO_OTHER = replace_worker(D2.worker, connector="p2p_nccl", coordinates={"takes_plain": "true"})
+LIKE_NO_OTHER = replace(D2, worker=_LIKE_NO_OTHER)
 
 
 @pytest.mark.parametrize(

@@ -119,10 +119,10 @@ class Forecasts:
         """That a session comes back, whose turn `turn` ended `idle_s` ago."""
         return self._pauses(model, turn, calls_tool).chance(idle_s, now_s) if idle_s < HORIZON_S else 0.0
 
-    def return_rates(self, model: str, now_s: float) -> list[Sequence[float]]:
-        """Turns a second of one session, by `kind_of` what has ended, and by seconds since (`RATE_ENDS`)."""
+    def pauses(self, model: str) -> Sequence[Pauses]:
+        """By `kind_of` what has ended."""
         known = self._models.get(model)
-        return [pauses.rates(now_s) for pauses in (_ALL_UNKNOWN if known is None else known.pauses)]
+        return _ALL_UNKNOWN if known is None else known.pauses
 
     def median_left_s(self, model: str, turn: int, *, calls_tool: bool, idle_s: float, now_s: float) -> float:
         """Until half of the sessions like it are back that come back at all."""

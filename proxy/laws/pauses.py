@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from operator import mul
 
 import msgspec
@@ -29,9 +29,6 @@ _PRIOR_FROM_S, _PRIOR_TO_S = 1.0, 600.0
 _BINS = LogHistogram(_LEAST_S, HORIZON_S, _PER_DOUBLING)
 _BEGINS = [_BINS.begin(number) for number in range(len(_BINS.counts) + 1)]
 _ENDS = _BEGINS[1:-1]  # but for the last bin, which has all that is longer
-RATE_ENDS = [*_ENDS[:-1], HORIZON_S]
-"""In seconds: where the rates of `rates` end, but for the last one, which is 0. The horizon is within a bin."""
-_WIDTHS = [end - begin for begin, end in pairwise(_BEGINS)]
 _ENDS_SLOTS = [*(end / SLOT_S for end in _ENDS), math.inf]
 
 
@@ -53,7 +50,6 @@ class Pauses:
         self._waited_for: dict[int, int] = {}  # by the slot in which they ended
         self._slot: int | None = None  # in which the newest one ended: nobody is given up until another one begins
         self._curve: list[float] = []
-        self._rates: list[float] = []  # at which sessions return in each bin, per second
         self._away_for_good = 1.0  # share
         self._made_s = math.nan
 
@@ -97,11 +93,6 @@ class Pauses:
         away, end = self.away(idle_s, now_s), self._away_for_good
         return (away - end) / away if away > end else 0.0
 
-    def rates(self, now_s: float) -> list[float]:
-        """Returns a second, of a session by its time away: see `RATE_ENDS`."""
-        self._survival(now_s)
-        return self._rates
-
     def time_of(self, share: float, now_s: float) -> float:
         """When so small a share is still away."""
         curve = self._survival(now_s)
@@ -127,8 +118,6 @@ class Pauses:
         at_risk = [never + some + others for some, others in zip(seen, waited, strict=True)]
         hazards = [count / all_ if all_ > 0.0 else 0.0 for count, all_ in zip(counts, at_risk, strict=True)]
         curve = [*accumulate([1.0 - hazard for hazard in hazards], mul, initial=1.0)]
-        self._rates = [hazard / width for hazard, width in zip(hazards, _WIDTHS, strict=True)]
-        self._rates[-1] = 0.0
         self._curve, self._made_s = curve, now_s
         self._away_for_good = self.away(HORIZON_S, now_s)
         return curve

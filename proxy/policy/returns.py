@@ -7,6 +7,7 @@ have come back to it, unless another worker that answers turns holds it too.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 
 import msgspec
@@ -15,21 +16,38 @@ from ..beliefs.beliefs import Beliefs
 from ..beliefs.cache_book import CacheBook
 from ..fleet.worker import WorkerId
 from ..laws.forecasts import Forecasts, kind_of
-from ..laws.pauses import RATE_ENDS
+from ..laws.pauses import HORIZON_S, Pauses
 from ..sessions.table import SessionTable
 
+SOONEST_S = 0.25  # and its doublings: by when it is found out how many are back
 KEPT_S = 0.5  # for which what is found is used: a session more or less changes little
 NEWEST = 64  # of a worker's sessions are asked for when they return: the longer they stay away, the less they do
 OLDEST = 32  # are asked for what is lost with them
 ANSWERS_KEPT = 4096
 
 
-class _Rate(msgspec.Struct, frozen=True, gc=False):
-    """Of one worker and model."""
+class _Away(msgspec.Struct, gc=False):
+    """Sessions of one worker and model that may come back to it."""
 
     made_s: float
     book: int  # its number: that of another engine is another one
-    rate: float  # turns that come back, a second
+    sessions: list[tuple[Pauses, float, float]]  # seconds away, and the share that stays away for so long
+    back: dict[int, float] = {}  # how many are back after so many doublings of `SOONEST_S`, as far as it is asked for
+
+    def back_within(self, seconds: float) -> float:
+        if seconds <= SOONEST_S:
+            return self._back_after(0) * seconds / SOONEST_S
+        doublings = int(math.log2(seconds / SOONEST_S))
+        before, after = self._back_after(doublings), self._back_after(doublings + 1)
+        return before + (after - before) * (seconds / (SOONEST_S * 2.0**doublings) - 1.0)
+
+    def _back_after(self, doublings: int) -> float:
+        back = self.back.get(doublings)
+        if back is None:
+            seconds, now_s = SOONEST_S * 2.0**doublings, self.made_s
+            back = sum(1.0 - pauses.away(idle_s + seconds, now_s) / here for pauses, idle_s, here in self.sessions)
+            self.back[doublings] = back
+        return back
 
 
 class _Losses(msgspec.Struct, gc=False):
@@ -64,21 +82,24 @@ class Returns:
         self._beliefs = beliefs
         self._forecasts = forecasts
         self.prefills_answer = prefills_answer
-        self._rates: dict[tuple[WorkerId, str], _Rate] = {}
+        self._away: dict[tuple[WorkerId, str], _Away] = {}
         self._losses: dict[tuple[WorkerId, str], _Losses] = {}
 
-    def rate(self, worker: WorkerId, model: str, now_s: float) -> float:
-        """Turns of its sessions that are likely to come back to the worker, a second."""
+    def within(self, seconds: float, worker: WorkerId, model: str, now_s: float) -> float:
+        """Turns of its sessions that are likely to come back to the worker in the next `seconds`, each session once.
+
+        Over a long prompt that is more, or less, than the rate of now would give: many pauses are about equally long.
+        """
         book = self._beliefs.book(worker)
         if book is None:
             return 0.0
-        known = self._rates.get((worker, model))
+        known = self._away.get((worker, model))
         if known is None or known.book != book.number or not 0.0 <= now_s - known.made_s < KEPT_S:
-            if len(self._rates) >= ANSWERS_KEPT:
-                self._rates.clear()
-            known = _Rate(now_s, book.number, self._new_rate(worker, book, model, now_s))
-            self._rates[worker, model] = known
-        return known.rate
+            if len(self._away) >= ANSWERS_KEPT:
+                self._away.clear()
+            known = _Away(now_s, book.number, self._sessions_away(worker, book, model, now_s))
+            self._away[worker, model] = known
+        return known.back_within(seconds)
 
     def lost(self, worker: WorkerId, model: str, tokens: int, now_s: float) -> float:
         """Turns that are likely to come back and find nothing, if so many tokens are written to the worker's cache."""
@@ -97,13 +118,16 @@ class Returns:
             self._look(known, book, model, evicted - known.evicted)
         return known.lost_by(evicted) - known.lost_by(book.evicted)
 
-    def _new_rate(self, worker: WorkerId, book: CacheBook, model: str, now_s: float) -> float:
-        rates, rate = self._forecasts.return_rates(model, now_s), 0.0
+    def _sessions_away(
+        self, worker: WorkerId, book: CacheBook, model: str, now_s: float
+    ) -> list[tuple[Pauses, float, float]]:
+        of_model, found = self._forecasts.pauses(model), list[tuple[Pauses, float, float]]()
         for session in map(self._sessions.of_history, book.newest(NEWEST)):
             if session is not None and session.decode == worker and (calls_tool := session.awaits) is not None:
-                of_kind = rates[kind_of(session.turn, calls_tool)]
-                rate += of_kind[bisect_right(RATE_ENDS, now_s - session.seen_s)]
-        return rate
+                pauses, idle_s = of_model[kind_of(session.turn, calls_tool)], now_s - session.seen_s
+                if idle_s < HORIZON_S and (here := pauses.away(idle_s, now_s)) > 0.0:
+                    found.append((pauses, idle_s, here))
+        return found
 
     def _look(self, known: _Losses, book: CacheBook, model: str, tokens: int) -> None:
         """As far as so many tokens reach."""

@@ -149,7 +149,8 @@ def _stalled(work: Work, turn: Turn, usual_misses: float) -> float:
 
 
 def _queued(work: Work, turn: Turn, rules: Rules) -> float:
-    """Prompts to come that this one makes too late, where it is computed: at the rate of late, and as sessions return.
+    """Prompts to come that this one makes too late, where it is computed: at the rate of late, and as sessions return
+    while it is.
 
     Those that return add little to their prompts, so they bear no more than their target.
     """
@@ -159,8 +160,8 @@ def _queued(work: Work, turn: Turn, rules: Rules) -> float:
         return recent * prefill_s
     if at.view.role is _PREFILL and not rules.prefills_answer:  # no session returns there
         return RECENT_WEIGHT * recent * prefill_s
-    returning = rules.returns.rate(at.view.id, turn.model, at.now_s) * _late(holds_s, turn.slo.ttft_s)
-    return (returning + RECENT_WEIGHT * recent) * prefill_s
+    returning = rules.returns.within(prefill_s, at.view.id, turn.model, at.now_s) * _late(holds_s, turn.slo.ttft_s)
+    return returning + RECENT_WEIGHT * recent * prefill_s
 
 
 def _late(holds_s: float, patience_s: float) -> float:

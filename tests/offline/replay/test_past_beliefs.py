@@ -63,9 +63,10 @@ class Played:
         self.fleet.at(BEGAN_S + seconds, "m")
         return self.beliefs.returns.lost(worker, "m", tokens, BEGAN_S + seconds)
 
-    def rate(self, seconds: float, worker: WorkerId = D1) -> float:
+    def back(self, seconds: float, worker: WorkerId = D1) -> float:
+        """Within a second."""
         self.fleet.at(BEGAN_S + seconds, "m")
-        return self.beliefs.returns.rate(worker, "m", BEGAN_S + seconds)
+        return self.beliefs.returns.within(1.0, worker, "m", BEGAN_S + seconds)
 
 
 def next_turn(seconds: float, session: str = "s") -> PastTurn:
@@ -97,12 +98,12 @@ def test_what_workers_hold_is_what_their_turns_left_there(
 
 
 def test_a_session_is_awaited_on_its_worker_until_it_is_back() -> None:
-    assert Played().rate(5.0) == 0.0
+    assert Played().back(5.0) == 0.0
     played = Played(*TWO)
-    assert played.rate(5.0) > 0.0
-    assert played.rate(5.0, D2) == 0.0
+    assert played.back(5.0) > 0.0
+    assert played.back(5.0, D2) == 0.0
     back = Played(*TWO, receipt("D1", 4.5, turn=2), receipt("D1", 4.5, session="t", turn=2))
-    assert back.rate(5.0) == 0.0, "both are under way"
+    assert back.back(5.0) == 0.0, "both are under way"
 
 
 def test_what_is_evicted_costs_those_who_would_come_back() -> None:
@@ -137,7 +138,7 @@ def test_pauses_and_calls_of_tools_are_learnt() -> None:
 
 def test_what_a_branch_repeats_is_its_sessions_and_both_go_on() -> None:
     played = Played(receipt("D1", 1.0), receipt("D1", 3.0, turn=2, kind="branch", estimated_cached_tokens=500))
-    assert played.rate(9.0) > 0.0
+    assert played.back(9.0) > 0.0
     first, branch = played.known[-2:]
     assert branch.history != first.history
     assert (branch.source, branch.tokens, branch.decode) == (first.history, 1050, D1)

@@ -47,8 +47,8 @@ class Known(Returns):
     def __init__(self, worker: WorkerView, *, rate: float = 0.0, loss: float = 0.0) -> None:
         self._worker, self._rate, self._loss = worker.id, rate, loss
 
-    def rate(self, worker: WorkerId, model: str, now_s: float) -> float:
-        return self._rate if worker == self._worker else 0.0
+    def within(self, seconds: float, worker: WorkerId, model: str, now_s: float) -> float:
+        return self._rate * seconds if worker == self._worker else 0.0
 
     def lost(self, worker: WorkerId, model: str, tokens: int, now_s: float) -> float:
         return self._loss * tokens if worker == self._worker else 0.0

@@ -7,16 +7,28 @@ from msgspec.structs import replace
 
 from ppd.proxy.beliefs.beliefs import Beliefs
 from ppd.proxy.beliefs.held import Residency
+from ppd.proxy.config import Mode
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Load, Role, Worker, WorkerId
 from ppd.proxy.laws.forecasts import AnswerEnded, Forecasts, SessionReturned
+from ppd.proxy.laws.prediction import EngineLaws
+from ppd.proxy.laws.step_time import EngineProfile
+from ppd.proxy.policy import Rules, decide
 from ppd.proxy.policy.returns import KEPT_S, OLDEST, Returns
 from ppd.proxy.sessions.session import Session
 from ppd.proxy.sessions.table import SessionTable
+from tests.support.decisions import FIRST, fleet_of
 
 MODEL, NOW_S, CAPACITY = "m", 5000.0, 1000
 HERE, THERE, ON_P = WorkerId("here:8000"), WorkerId("there:8000"), WorkerId("p:8000")
 ROLES = {HERE: Role.DECODE, THERE: Role.DECODE, ON_P: Role.PREFILL}
+
+
+class SameLaws:
+    version = "1"
+
+    def of(self, view: WorkerView) -> EngineLaws:
+        return EngineLaws(costs=EngineProfile())
 
 
 class World:
@@ -49,8 +61,8 @@ class World:
     def restart(self, worker: WorkerId) -> None:
         self.views[worker] = replace(self.views[worker], incarnation="j")
 
-    def rate(self, worker: WorkerId = HERE, now_s: float = NOW_S) -> float:
-        return self.returns.rate(worker, MODEL, now_s)
+    def back(self, within_s: float = 1.0, worker: WorkerId = HERE, now_s: float = NOW_S) -> float:
+        return self.returns.within(within_s, worker, MODEL, now_s)
 
     def lost(self, tokens: int, now_s: float = NOW_S, worker: WorkerId = HERE) -> float:
         return self.returns.lost(worker, MODEL, tokens, now_s)
@@ -58,14 +70,60 @@ class World:
 
 def test_sessions_return_to_their_worker_after_pauses_like_those_seen() -> None:
     world = World()
-    assert world.rate() == 0.0
+    assert world.back() == 0.0
     world.answered(1, NOW_S - 10.0)
-    assert world.rate(THERE) == 0.0
+    assert world.back(worker=THERE) == 0.0
     soon = World()
     soon.answered(1, NOW_S - 10.0)
     late = World()
     late.answered(1, NOW_S - 300.0)
-    assert soon.rate() > 10 * late.rate()
+    assert soon.back() > 10 * late.back()
+
+
+@pytest.mark.parametrize(
+    ("away_s", "within_s", "expected"),
+    [
+        (4.0, 2.0, 0.0),  # it is sure to stay away for longer
+        (4.0, 16.0, 0.9),  # and to be back by then, if at all
+        (4.0, 600.0, 0.9),
+        (9.8, 4.0, 0.9),  # never more than once
+        (9.8, 60.0, 0.9),
+        (300.0, 60.0, 0.0),  # it has gone for good
+        (7200.0, 60.0, 0.0),
+    ],
+)
+def test_how_many_come_back_depends_on_how_long_they_are_waited_for(
+    away_s: float, within_s: float, expected: float
+) -> None:
+    world = World()
+    world.answered(1, NOW_S - away_s)
+    assert world.back(within_s) == pytest.approx(expected, abs=0.1)
+    world.answered(2, NOW_S - away_s)
+    assert world.back(within_s, now_s=NOW_S + KEPT_S) == pytest.approx(2 * expected, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("away_s", "prompt_tokens", "expected"),
+    [
+        (None, 110_000, "here"),  # 7.6 s on an idle D
+        (6.0, 110_000, "there"),  # somebody would come back before it is done
+        (0.5, 110_000, "here"),
+        (6.0, 20_000, "here"),  # half a second
+        (300.0, 110_000, "here"),
+    ],
+)
+def test_a_long_prompt_is_computed_where_nobody_comes_back_meanwhile(
+    away_s: float | None, prompt_tokens: int, expected: str
+) -> None:
+    world = World(capacity=1_000_000)
+    if away_s is not None:
+        world.answered(1, NOW_S - away_s)
+    busier = replace(world.views[THERE], decoding=1, context_tokens=1000, inflight=1)
+    turn = replace(FIRST, prompt_tokens=prompt_tokens, output_tokens=500)
+    by = Rules(mode=Mode.SLO, laws=SameLaws(), returns=world.returns)
+    views = fleet_of((world.views[HERE], busier), MODEL)
+    decision = decide(turn, views, by, qps=1.0, now_s=NOW_S)
+    assert decision.decode.id == f"{expected}:8000", [one.terms for one in decision.candidates]
 
 
 def test_of_turns_that_are_here_and_sessions_that_left_none_is_awaited() -> None:
@@ -75,8 +133,8 @@ def test_of_turns_that_are_here_and_sessions_that_left_none_is_awaited() -> None
     world.answered(2, NOW_S - 8.9, THERE)
     dropped = world.answered(3, NOW_S - 9.0)
     assert world.sessions.drop(dropped.id)
-    assert world.rate() == 0.0
-    assert world.rate(THERE) > 0.0
+    assert world.back() == 0.0
+    assert world.back(worker=THERE) > 0.0
 
 
 def test_what_is_evicted_costs_those_who_would_have_come_back() -> None:
@@ -146,7 +204,7 @@ def test_beyond_what_was_asked_for_the_rest_is_taken_to_be_alike() -> None:
 @pytest.mark.parametrize("capacity", [0, 1])
 def test_a_worker_that_is_not_known_or_says_nothing_loses_nothing(capacity: int) -> None:
     world = World(capacity)
-    assert (world.rate(), world.lost(10**9)) == (0.0, 0.0)
+    assert (world.back(), world.lost(10**9)) == (0.0, 0.0)
     world.answered(1, NOW_S - 8.0)
     assert world.lost(10**9) == 0.0 if not capacity else world.lost(10**9) >= 0.0
 
@@ -154,14 +212,14 @@ def test_a_worker_that_is_not_known_or_says_nothing_loses_nothing(capacity: int)
 def test_a_clock_that_goes_back_is_asked_anew() -> None:
     world = World()
     world.answered(1, NOW_S - 9.0)
-    assert world.rate(now_s=NOW_S) > 0.0
-    assert world.rate(now_s=NOW_S - 100.0) >= 0.0
+    assert world.back(now_s=NOW_S) > 0.0
+    assert world.back(now_s=NOW_S - 100.0) >= 0.0
 
 
 def test_of_an_engine_that_restarted_nothing_is_awaited() -> None:
     world = World()
     world.answered(1, NOW_S - 9.0)
-    assert world.rate() > 0.0
+    assert world.back() > 0.0
     world.restart(HERE)
     world.beliefs.ended(2, [Residency(HERE, "j", 10)], ())
-    assert world.rate() == 0.0
+    assert world.back() == 0.0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import erfc, log, sqrt
 from typing import Final
 
 import msgspec
@@ -23,6 +24,14 @@ ALLOWED_TARGETS = (
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _PRIORITY = re.compile(r"-?[0-9]{1,4}")
 _LARGEST_PRIORITY = 1000
+_ROOT_2 = sqrt(2.0)
+
+
+def miss(value: float, limit: float, spread: float) -> float:
+    """Chance that a figure predicted as `value` is above the limit. spread: of the error's logarithm."""
+    if limit <= 0.0:
+        return 1.0
+    return 0.5 * erfc(log(limit / value if value > 1e-9 else limit / 1e-9) / (spread * _ROOT_2))
 
 
 class SloTargets(msgspec.Struct, frozen=True, kw_only=True):

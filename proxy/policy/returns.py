@@ -2,7 +2,7 @@
 
 A session returns, if at all, after pauses like those that were seen (`laws.forecasts`), to the worker that answered it
 last. What is written to a full cache evicts what was used longest ago (`beliefs`), and that costs the turns that would
-have come back to it, unless another worker that answers turns holds it too.
+have come back to it, unless another worker that answers turns holds it too, or it is soon computed again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,12 @@ import msgspec
 from ..beliefs.beliefs import Beliefs
 from ..beliefs.cache_book import CacheBook
 from ..fleet.worker import WorkerId
+from ..laws.corrections import USUAL_SPREAD
 from ..laws.forecasts import Forecasts, kind_of
 from ..laws.pauses import HORIZON_S, Pauses
+from ..laws.prediction import idle_ttft_s
+from ..laws.step_time import EngineProfile
+from ..laws.targets import SloTargets, miss
 from ..sessions.table import SessionTable
 
 SOONEST_S = 0.25  # and its doublings: by when it is found out how many are back
@@ -50,6 +54,21 @@ class _Away(msgspec.Struct, gc=False):
         return back
 
 
+class Recomputed(msgspec.Struct, frozen=True, gc=False):
+    """Chance that a turn misses its target where so many tokens of its history have to be computed again.
+
+    Short histories are so soon computed that nobody notices: what is evicted with them costs next to nothing. What the
+    engine will do then is not known, so its TTFT may be as far from an idle one's as any.
+    """
+
+    costs: EngineProfile
+    targets: SloTargets
+
+    def __call__(self, tokens: int) -> float:
+        ttft_s, idle_s = (idle_ttft_s(self.costs, tokens, held) for held in (0, tokens))
+        return miss(ttft_s, max(self.targets.ttft_s, self.targets.ttft_factor * idle_s), USUAL_SPREAD)
+
+
 class _Losses(msgspec.Struct, gc=False):
     """What is lost with a full cache's oldest prefixes, found out as far as it is asked for."""
 
@@ -58,7 +77,7 @@ class _Losses(msgspec.Struct, gc=False):
     evicted: int  # tokens, before `ends`
     coming: list[tuple[int, int]]  # keys and tokens of those that are not asked for yet, the next one last
     ends: list[int] = []  # tokens up to the end of each prefix, in the order in which they are evicted
-    lost: list[float] = []  # turns lost with all up to there
+    lost: list[float] = []  # turns that are late without all up to there
 
     def lost_by(self, evicted: int) -> float:
         """evicted: tokens, all told."""
@@ -83,7 +102,7 @@ class Returns:
         self._forecasts = forecasts
         self.prefills_answer = prefills_answer
         self._away: dict[tuple[WorkerId, str], _Away] = {}
-        self._losses: dict[tuple[WorkerId, str], _Losses] = {}
+        self._losses: dict[tuple[WorkerId, str, SloTargets], _Losses] = {}
 
     def within(self, seconds: float, worker: WorkerId, model: str, now_s: float) -> float:
         """Turns of its sessions that are likely to come back to the worker in the next `seconds`, each session once.
@@ -101,21 +120,23 @@ class Returns:
             self._away[worker, model] = known
         return known.back_within(seconds)
 
-    def lost(self, worker: WorkerId, model: str, tokens: int, now_s: float) -> float:
-        """Turns that are likely to come back and find nothing, if so many tokens are written to the worker's cache."""
+    def lost(self, worker: WorkerId, model: str, tokens: int, now_s: float, recomputed: Recomputed) -> float:
+        """Turns that are likely to come back and be late as they find nothing, if so many tokens are written to the
+        worker's cache. recomputed: there, by the targets that they are taken to have."""
         book = self._beliefs.book(worker)
         if book is None or (over := tokens - book.room()) <= 0:
             return 0.0
-        known = self._losses.get((worker, model))
+        key = (worker, model, recomputed.targets)
+        known = self._losses.get(key)
         if known is None or known.book != book.number or not 0.0 <= now_s - known.made_s < KEPT_S:
             if len(self._losses) >= ANSWERS_KEPT:
                 self._losses.clear()
             oldest = book.oldest(OLDEST)
             oldest.reverse()
-            known = self._losses[worker, model] = _Losses(now_s, book.number, book.evicted, oldest)
+            known = self._losses[key] = _Losses(now_s, book.number, book.evicted, oldest)
         evicted = book.evicted + int(over)
         if known.coming:
-            self._look(known, book, model, evicted - known.evicted)
+            self._look(known, book, model, evicted - known.evicted, recomputed)
         return known.lost_by(evicted) - known.lost_by(book.evicted)
 
     def _sessions_away(
@@ -129,7 +150,7 @@ class Returns:
                     found.append((pauses, idle_s, here))
         return found
 
-    def _look(self, known: _Losses, book: CacheBook, model: str, tokens: int) -> None:
+    def _look(self, known: _Losses, book: CacheBook, model: str, tokens: int, recomputed: Recomputed) -> None:
         """As far as so many tokens reach."""
         ends, losses, coming = known.ends, known.lost, known.coming
         end, lost = (ends[-1], losses[-1]) if ends else (0, 0.0)
@@ -137,7 +158,8 @@ class Returns:
             key, own = coming.pop()
             if own:
                 end += own
-                lost += self._chance(key, book, model, known.made_s)
+                if chance := self._chance(key, book, model, known.made_s):
+                    lost += chance * recomputed(own)
                 ends.append(end)
                 losses.append(lost)
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from math import erfc, log, sqrt
 
 from ...decision_table.score import Weights
 from ..candidates import Candidates
 from ..decision import Preference, Rules, Turn
 from ..ways import Terms, Way, best_way, ttft_limit_s
-
-ROOT_2 = sqrt(2.0)
 
 
 def least_ttft(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
@@ -59,10 +56,3 @@ def _delay_s(way: Way) -> float:
     """What each token of the streams there is delayed, if they have as many to come as this one."""
     at = way.computing
     return way.prediction.prefill_s * at.sequences / 1000.0
-
-
-def miss(value: float, limit: float, spread: float) -> float:
-    """Chance that a figure predicted as `value` is above the limit. spread: of the error's logarithm."""
-    if limit <= 0.0:
-        return 1.0
-    return 0.5 * erfc(log(limit / value if value > 1e-9 else limit / 1e-9) / (spread * ROOT_2))

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from ...fleet.worker import Role
 from ...laws.prediction import Outlook, Work
+from ...laws.targets import miss
 from ..candidates import Candidates
 from ..decision import Preference, Rules, Turn
-from ..returns import Returns
+from ..returns import Recomputed, Returns
 from ..ways import Terms, Way, best_way, ttft_limit_s
-from .predicted import miss
 
 TPOT_SPREAD = 0.15
 """Of the logarithm of predictions' errors, wider than most are: streams count before they are at their limit, so load
@@ -80,22 +80,26 @@ class ExpectedMisses:
         }
 
     def _evicted(self, way: Way, returns: Returns) -> float:
-        """Turns that are likely to come back and find their KV evicted for this one's."""
+        """Turns that are likely to come back, find their KV evicted for this one's, and be late for that."""
         turn, decode, prefill = self._turn, way.decode.view, way.prefill
         prompt, lost = turn.prompt_tokens, self._lost.get(decode.worker.address)
         if lost is None:
             written = prompt - turn.held_by(decode) + turn.output_tokens
             if not turn.held_tokens:
                 written += GROWTH * prompt
-            lost = returns.lost(decode.id, turn.model, written, way.decode.now_s)
+            lost = self._lost_at(way.decode, written, returns)
             self._lost[decode.worker.address] = lost
         if prefill is None:
             return lost
         on_prefill = self._lost_on_prefill.get(id(way.work))
         if on_prefill is None:
-            on_prefill = returns.lost(prefill.view.id, turn.model, prompt - way.held(turn), prefill.now_s)
+            on_prefill = self._lost_at(prefill, prompt - way.held(turn), returns)
             self._lost_on_prefill[id(way.work)] = on_prefill
         return lost + on_prefill
+
+    def _lost_at(self, at: Outlook, written: int, returns: Returns) -> float:
+        recomputed = Recomputed(at.laws.costs, self._turn.slo)
+        return returns.lost(at.view.id, self._turn.model, written, at.now_s, recomputed)
 
     def _slowed_on(self, at: Outlook) -> Slowed:
         slowed = self._slowed[id(at)] = Slowed.of(at, self._tpot_s)

@@ -18,7 +18,10 @@ from ppd.proxy.beliefs.held import Held
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.laws.profiles import Profiles
+from ppd.proxy.laws.step_time import EngineProfile
+from ppd.proxy.laws.targets import USUAL
 from ppd.proxy.laws.worker_laws import WorkerLaws
+from ppd.proxy.policy.returns import Recomputed
 from ppd.proxy.telemetry.receipts import Receipt
 from tests.support.decisions import rules
 from tests.support.stepped_engine import profile_of
@@ -61,7 +64,8 @@ class Played:
 
     def lost(self, seconds: float, worker: WorkerId = D1, tokens: int = FULL) -> float:
         self.fleet.at(BEGAN_S + seconds, "m")
-        return self.beliefs.returns.lost(worker, "m", tokens, BEGAN_S + seconds)
+        slow = EngineProfile(prefill_token_s=1.0)
+        return self.beliefs.returns.lost(worker, "m", tokens, BEGAN_S + seconds, Recomputed(slow, USUAL))
 
     def back(self, seconds: float, worker: WorkerId = D1) -> float:
         """Within a second."""
@@ -240,14 +244,14 @@ def test_turns_without_a_session_are_each_alone() -> None:
 # -- against the live policy
 
 AGENTS = Workload(
-    first=Profile(name="first", new_tokens=6000, output_tokens=150),
+    first=Profile(name="first", new_tokens=12_000, output_tokens=150),
     later=Profile(name="later", new_tokens=400, output_tokens=150),
     turns=5,
     think_s=15.0,
 )
 
 
-@pytest.mark.parametrize(("capacity_tokens", "qps", "most"), [(60_000, 0.5, 0.08), (60_000, 1.0, 0.1)])
+@pytest.mark.parametrize(("capacity_tokens", "qps", "most"), [(120_000, 0.5, 0.08), (120_000, 1.0, 0.1)])
 def test_a_log_of_slo_is_decided_as_it_was_and_otherwise_without_returns(
     capacity_tokens: int, qps: float, most: float
 ) -> None:

@@ -12,13 +12,12 @@ from ppd.proxy.fleet.view import RecentPrompts, WorkerView
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.laws.prediction import EngineLaws
 from ppd.proxy.laws.step_time import EngineProfile
-from ppd.proxy.laws.targets import SloTargets
+from ppd.proxy.laws.targets import SloTargets, miss
 from ppd.proxy.policy import Decision, Route, Rules, Turn
 from ppd.proxy.policy.decision import Readable
 from ppd.proxy.policy.modes import PREDICTING
-from ppd.proxy.policy.modes.predicted import miss
 from ppd.proxy.policy.modes.slo import EVICTED_WEIGHT
-from ppd.proxy.policy.returns import Returns
+from ppd.proxy.policy.returns import Recomputed, Returns
 from ppd.proxy.policy.ways import RECORDED
 from tests.support.decisions import D1, D2, FIRST, NEXT, P1, P2, R1, held, run, view
 
@@ -50,7 +49,7 @@ class Known(Returns):
     def within(self, seconds: float, worker: WorkerId, model: str, now_s: float) -> float:
         return self._rate * seconds if worker == self._worker else 0.0
 
-    def lost(self, worker: WorkerId, model: str, tokens: int, now_s: float) -> float:
+    def lost(self, worker: WorkerId, model: str, tokens: int, now_s: float, recomputed: Recomputed) -> float:
         return self._loss * tokens if worker == self._worker else 0.0
 
 

@@ -13,8 +13,10 @@ from ppd.proxy.fleet.worker import Load, Role, Worker, WorkerId
 from ppd.proxy.laws.forecasts import AnswerEnded, Forecasts, SessionReturned
 from ppd.proxy.laws.prediction import EngineLaws
 from ppd.proxy.laws.step_time import EngineProfile
-from ppd.proxy.policy import Rules, decide
-from ppd.proxy.policy.returns import KEPT_S, OLDEST, Returns
+from ppd.proxy.laws.targets import USUAL
+from ppd.proxy.policy import Decision, Rules, Turn, decide
+from ppd.proxy.policy.modes.slo import EVICTED_WEIGHT
+from ppd.proxy.policy.returns import KEPT_S, OLDEST, Recomputed, Returns
 from ppd.proxy.sessions.session import Session
 from ppd.proxy.sessions.table import SessionTable
 from tests.support.decisions import FIRST, fleet_of
@@ -65,7 +67,16 @@ class World:
         return self.returns.within(within_s, worker, MODEL, now_s)
 
     def lost(self, tokens: int, now_s: float = NOW_S, worker: WorkerId = HERE) -> float:
-        return self.returns.lost(worker, MODEL, tokens, now_s)
+        """Where the engines are so slow that all is late which is computed again."""
+        slow = EngineProfile(prefill_token_s=1.0)
+        return self.returns.lost(worker, MODEL, tokens, now_s, Recomputed(slow, USUAL))
+
+    def decided(self, turn: Turn) -> Decision:
+        """Of two D; the one that is there has a stream already."""
+        busier = replace(self.views[THERE], decoding=1, context_tokens=1000, inflight=1)
+        by = Rules(mode=Mode.SLO, laws=SameLaws(), returns=self.returns)
+        views = fleet_of((self.views[HERE], busier), MODEL)
+        return decide(turn, views, by, qps=1.0, now_s=NOW_S)
 
 
 def test_sessions_return_to_their_worker_after_pauses_like_those_seen() -> None:
@@ -105,25 +116,21 @@ def test_how_many_come_back_depends_on_how_long_they_are_waited_for(
 @pytest.mark.parametrize(
     ("away_s", "prompt_tokens", "expected"),
     [
-        (None, 110_000, "here"),  # 7.6 s on an idle D
-        (6.0, 110_000, "there"),  # somebody would come back before it is done
-        (0.5, 110_000, "here"),
-        (6.0, 20_000, "here"),  # half a second
-        (300.0, 110_000, "here"),
+        (None, 110_000, HERE),  # 7.6 s on an idle D
+        (6.0, 110_000, THERE),  # somebody would come back before it is done
+        (0.5, 110_000, HERE),
+        (6.0, 20_000, HERE),  # half a second
+        (300.0, 110_000, HERE),
     ],
 )
 def test_a_long_prompt_is_computed_where_nobody_comes_back_meanwhile(
-    away_s: float | None, prompt_tokens: int, expected: str
+    away_s: float | None, prompt_tokens: int, expected: WorkerId
 ) -> None:
     world = World(capacity=1_000_000)
     if away_s is not None:
         world.answered(1, NOW_S - away_s)
-    busier = replace(world.views[THERE], decoding=1, context_tokens=1000, inflight=1)
-    turn = replace(FIRST, prompt_tokens=prompt_tokens, output_tokens=500)
-    by = Rules(mode=Mode.SLO, laws=SameLaws(), returns=world.returns)
-    views = fleet_of((world.views[HERE], busier), MODEL)
-    decision = decide(turn, views, by, qps=1.0, now_s=NOW_S)
-    assert decision.decode.id == f"{expected}:8000", [one.terms for one in decision.candidates]
+    decision = world.decided(replace(FIRST, prompt_tokens=prompt_tokens, output_tokens=500))
+    assert decision.decode.id == expected
 
 
 def test_of_turns_that_are_here_and_sessions_that_left_none_is_awaited() -> None:
@@ -146,6 +153,25 @@ def test_what_is_evicted_costs_those_who_would_have_come_back() -> None:
     assert world.lost(400) == pytest.approx(world.lost(600) / 2)
     assert world.lost(1000) == pytest.approx(1.8, abs=0.2)
     assert World().lost(10_000) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sessions", "expected"),
+    [
+        (500, 180, 0.0),  # many short histories are computed again in no time
+        (30_000, 3, 1.6),  # it takes a second for each of these, of which two are evicted
+        (30_000, 0, 0.0),
+    ],
+)
+def test_kv_may_be_evicted_that_is_soon_computed_again(tokens: int, sessions: int, expected: float) -> None:
+    """The first one's prompt, and twice as much that is still to come, take the place of all but 40,000 tokens."""
+    world = World(capacity=100_000)
+    for number in range(sessions):
+        world.answered(number + 1, NOW_S - 1.0, tokens=tokens)
+    decision = world.decided(replace(FIRST, prompt_tokens=20_000, output_tokens=500))
+    terms = {one.decode.id: one.terms["evicted"] for one in decision.candidates}
+    assert terms[HERE] == pytest.approx(EVICTED_WEIGHT * expected, abs=0.1)
+    assert terms[THERE] == 0.0
 
 
 def test_who_stays_away_for_long_is_no_loss() -> None:

@@ -50,7 +50,7 @@ class Fleet(ProxyClient):
     engines: dict[str, SimEngine] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic  # the engines'
     _lives: dict[str, AsyncExitStack] = field(default_factory=dict)
-    _started: list[tuple[str, SimEngine]] = field(default_factory=list)
+    started: list[tuple[str, SimEngine]] = field(default_factory=list)
 
     settings: ClassVar[Mapping[str, Any]] = {"mode": Mode.ALWAYS_LOCAL, "probe_interval_s": 0.2}
     engine_settings: ClassVar[Mapping[str, Any]] = {}
@@ -79,7 +79,7 @@ class Fleet(ProxyClient):
         """An engine that the proxy is not told of."""
         life = self._lives[name] = await self.stack.enter_async_context(AsyncExitStack())
         engine = await start_engine(life, name, now=self.clock, **{**self.engine_settings, **changes})
-        self._started.append((name, engine))
+        self.started.append((name, engine))
         return engine
 
     async def join(self, name: str, engine: SimEngine, address: str, options: str = "") -> None:
@@ -103,7 +103,7 @@ class Fleet(ProxyClient):
         dead, life = self.engines[name], self._lives[name]
         config = replace(dead.config, port=dead.listener.port)
         engine = self.engines[name] = await life.enter_async_context(running_engine(config, now=self.clock))
-        self._started.append((name, engine))
+        self.started.append((name, engine))
         return engine
 
     def misuses(self) -> list[tuple[str, dict[Trap, int]]]:
@@ -111,7 +111,7 @@ class Fleet(ProxyClient):
 
         A case that means to do so clears the counter.
         """
-        return [(name, dict(engine.counters.traps)) for name, engine in self._started if engine.counters.traps]
+        return [(name, dict(engine.counters.traps)) for name, engine in self.started if engine.counters.traps]
 
     def state(self, name: str) -> str:
         return self._state_at(self.engines[name].address)

@@ -123,7 +123,7 @@ class ConnectorFleets:
     def forget(self, trap: Trap) -> None:
         """What cases have provoked on purpose is no misuse."""
         for fleet in self._fleets.values():
-            for engine in fleet.field.engines.values():
+            for _, engine in fleet.field.started:
                 del engine.counters.traps[trap]
 
     async def of(self, connector: str) -> ConnectorFleet:

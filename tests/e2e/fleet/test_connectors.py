@@ -41,7 +41,9 @@ TOLD_BY_P = {  # a member of P's answer without which D must not be sent it, and
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleets() -> AsyncIterator[ConnectorFleets]:
     async with AsyncExitStack() as stack:
-        yield ConnectorFleets(stack, attempts=3)
+        made = ConnectorFleets(stack, attempts=3)
+        yield made
+        made.forget(Trap.EXPIRED_HANDOFF)  # by a fault, or by the end of a case, while a D may still ask
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -50,7 +52,7 @@ async def hasty() -> AsyncIterator[ConnectorFleets]:
     async with AsyncExitStack() as stack:
         made = ConnectorFleets(stack, attempts=3, **HASTY)
         yield made
-        made.forget(Trap.EXPIRED_HANDOFF)  # by a fault, or by the end of a case, while a D may still ask
+        made.forget(Trap.EXPIRED_HANDOFF)
 
 
 @pytest.mark.parametrize("connector", NAMES)

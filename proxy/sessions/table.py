@@ -159,6 +159,9 @@ class SessionTable:
         _, decode, prefill = theirs.learnt()
         if ours is not None:
             if ours.seen_s > theirs.seen_s and ours.turn >= theirs.turn:
+                for key in after.intersection(keys, index_keys(ours)):  # the newer turn told only of others
+                    if (holder := self._index.get(key)) is None or holder.seen_s < theirs.seen_s:
+                        self._index[key] = ours
                 return
             for key in index_keys(ours):
                 if self._index.get(key) is ours:

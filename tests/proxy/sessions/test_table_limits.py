@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from ppd.proxy.beliefs.held import Residency
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import WorkerId
+from ppd.proxy.peers.turn_replication import Copies
 from ppd.proxy.sessions.prefix_chain import Chain, PrefixEnd
 from ppd.proxy.sessions.session import KnownPrefix, Prompt, Session, index_keys
 from ppd.proxy.sessions.table import EXPIRED_AT_ONCE, MatchKind, SessionMatch, SessionTable, TurnOutcome
@@ -147,6 +148,48 @@ def test_of_states_that_come_in_any_order_the_newest_stays() -> None:
             check(table)
         assert table.find(prompt("axbxcxd"), 3.0).turn == 4
         assert len(table) == 1
+
+
+def telling() -> tuple[SessionTable, list[tuple[Session, int | None, set[int]]]]:
+    """A table of another process, and what that tells of it."""
+    table, told = (
+        SessionTable(ttl_s=100.0, capacity=5, serials=count(1 << 40)),
+        list[tuple[Session, int | None, set[int]]](),
+    )
+    table.replicated = Copies(
+        lambda: None, lambda session, label, keys: told.append((replace(session), label, set(keys)))
+    )
+    return table, told
+
+
+def test_what_is_told_of_a_session_may_come_in_any_order() -> None:
+    """Its turns were served by several processes, whose words are read one process after the other."""
+    other, told = telling()
+    for number, history in enumerate(("a", "axb", "axbxc"), start=1):
+        turn(other, history, now_s=float(number))
+    for order in permutations(told):
+        table = SessionTable(ttl_s=100.0, capacity=5)
+        for state, label, keys in order:
+            table.adopt(replace(state), label, keys)
+            check(table)
+        assert set(table._index) == set(other._index)
+        edited = table.find(prompt("axn"), 3.0)
+        assert (edited.kind, edited.turn, edited.held_tokens) == (MatchKind.BRANCH, 2, 20)
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_word_that_comes_late_takes_no_prefix_from_a_newer_session(is_late: bool) -> None:
+    other, told = telling()
+    for number, (history, reply) in enumerate((("a", "x"), ("axb", "x"), ("a", "y")), start=1):
+        turn(other, history, now_s=float(number), reply=reply)
+    first, second, branch = told
+    table = SessionTable(ttl_s=100.0, capacity=5)
+    for state, label, keys in (second, branch, first) if is_late else (second, first, branch):
+        table.adopt(state, label, keys)
+        check(table)
+    assert {key: session.history for key, session in table._index.items()} == {
+        key: session.history for key, session in other._index.items()
+    }
 
 
 def test_a_turn_that_is_finished_twice_is_one() -> None:

@@ -184,6 +184,7 @@ def test_fields_of_a_later_agent_are_ignored() -> None:
         ({**OURS, "http_address": "a..b:80"}, "http_address"),
         ({**OURS, "http_address": "x" * 64 + ":80"}, "http_address"),
         ({**OURS, "kv_usage": 2.0}, "kv_usage"),
+        ({**OURS, "kv_usage": -0.1}, "kv_usage"),
         ({**OURS, "running": -1}, "running"),
         ({k: v for k, v in OURS.items() if k != "models"}, "models"),
         *(({**OURS, name: value}, name) for name in HEADS for value in HOSTILE),

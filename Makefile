@@ -12,7 +12,7 @@ BESIDE := $(PYTEST) --numprocesses $(JOBS) --dist loadfile
 WAITING := $(PYTEST) --numprocesses $$(($(JOBS) + 2)) --dist loadfile
 # What waits for real processes has limits of time, which a machine with other guests may exceed: a wait that ran out is
 # tried once more, and named at the end. A wrong answer is not.
-PATIENT := --reruns 1 --only-rerun '^Timeout(Error|Expired)' -rR
+PATIENT := --reruns 1 --only-rerun '^Timeout(Error|Expired)' -raR
 
 # Python may keep what it compiled: the next run collects its tests in half the time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -38,7 +38,7 @@ test: $(READY)
 	$(BESIDE) -m "(hypothesis or slow) and not alone" $(QUICK)
 	$(MAKE) --no-print-directory --jobs=2 e2e engines
 	$(WAITING) $(PATIENT) --data-plane asgi $(CONFORMANCE)
-	$(PYTEST) --reruns 1 -rR -m alone tests/e2e
+	$(PYTEST) --reruns 1 -raR -m alone tests/e2e
 	$(MAKE) --no-print-directory sanitize
 	$(PYTEST) $(PATIENT) -m vllm tests/vllm # beside one another they are too slow for their limits
 

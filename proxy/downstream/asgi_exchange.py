@@ -41,6 +41,7 @@ class AsgiExchange:
         self._asked: dict[str, Any] = {}  # the application's scope
         self._is_over = False
         self._is_complete = False  # the whole answer is written
+        self._is_sent = False  # and has gone out, or lies where that is seen to
         self._is_told = False  # the application knows that the request has come completely
         self._has_no_body = False
         self._has_answered = False
@@ -137,10 +138,10 @@ class AsgiExchange:
         if self._expects_continue and not self._parts and not self._is_whole and not self._has_answered:
             self._expects_continue = False
             self._connection.write(response.CONTINUE)
-        while not self._is_gone and not self._parts and (self._is_told or not self._is_whole):
+        while not (self._is_gone or self._is_sent or self._parts) and (self._is_told or not self._is_whole):
             self._came.clear()
             await self._came.wait()
-        if self._is_gone:
+        if self._is_gone or self._is_sent:  # Quart 0.23 returns when it hears this, and not before
             return {"type": "http.disconnect"}
         data, self._parts = b"".join(self._parts), []
         if self._held_bytes > HELD_BYTES:
@@ -165,6 +166,9 @@ class AsgiExchange:
         self._connection.write(head + data)
         self._is_complete = is_last
         await self._room.wait()
+        if is_last:
+            self._is_sent = True
+            self._came.set()
 
     def _answer_head(self, start: dict[str, Any], size: int | None) -> bytes:
         status: int = start["status"]

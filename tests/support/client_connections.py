@@ -111,6 +111,8 @@ class Site:
         await send({"type": "http.response.start", "status": 200, "headers": headers, "trailers": False})
         said = self.replies.get(body, scope["path"].encode() + body)
         await send({"type": "http.response.body", "body": said, "more_body": False})
+        while (await receive())["type"] != "http.disconnect":  # as Quart 0.23 does
+            pass
 
     # -- as the host of connections
 

@@ -125,6 +125,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 207, "headers": headers})
     await send({"type": "http.response.body", "body": body[:1], "more_body": True})
     await send({"type": "http.response.body", "body": body[1:], "more_body": False})
+    assert await receive() == {"type": "http.disconnect"}, "Quart 0.23 waits for that"
 
 
 @pytest.mark.parametrize("duplex", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -30,6 +31,15 @@ async def start_engine(
     """A simulated engine, whose role is its name's first letter, on a real socket; it ends with the stack."""
     config = replace(SimConfig(role=Role(name[0]), keep_requests=1000), **changes)
     return await stack.enter_async_context(running_engine(config, now=now))
+
+
+def kept_port(stack: AsyncExitStack) -> int:
+    """A free port that stays this test's until the stack ends, also while nobody listens there: else the system could
+    give it to a connection, or to another test's engine, before one that was killed is started again."""
+    keeper = stack.enter_context(socket.socket())
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    keeper.bind(("127.0.0.1", 0))
+    return int(keeper.getsockname()[1])
 
 
 def has_work(view: WorkerView) -> bool:
@@ -78,7 +88,10 @@ class Fleet(ProxyClient):
     async def start(self, name: str, **changes: Any) -> SimEngine:
         """An engine that the proxy is not told of."""
         life = self._lives[name] = await self.stack.enter_async_context(AsyncExitStack())
-        engine = await start_engine(life, name, now=self.clock, **{**self.engine_settings, **changes})
+        settings = {**self.engine_settings, **changes}
+        if "host" not in settings:
+            settings.setdefault("port", kept_port(self.stack))
+        engine = await start_engine(life, name, now=self.clock, **settings)
         self.started.append((name, engine))
         return engine
 

@@ -91,7 +91,8 @@ class Upstream:
         """
         worker = call.worker
         pool = self._pool(worker)
-        parts = (body,) if isinstance(body, bytes) else body
+        # An empty part would stay in the buffer of asyncio's own transport (Python 3.12), which then writes for ever.
+        parts = ((body,) if body else ()) if isinstance(body, bytes) else body
         sent = {**(headers or {}), **self._authorization} if worker.is_trusted else headers or {}
         head = _head_of(call, method, path, sent, sum(map(len, parts)))
         connect_s = min(timeouts.connect_s, ONCE_CONNECTS_S) if call.once else timeouts.connect_s

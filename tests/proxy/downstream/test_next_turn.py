@@ -98,15 +98,18 @@ async def direct(proxy: Proxy, body: bytes, told: Callable[[bytes], None]) -> No
 
 
 async def asgi(proxy: Proxy, body: bytes, told: Callable[[bytes], None]) -> None:
-    requests = [{"type": "http.request", "body": body, "more_body": False}]
+    requests, is_over = [{"type": "http.request", "body": body, "more_body": False}], asyncio.Event()
 
     async def receive() -> dict[str, Any]:
-        if not requests:
-            await asyncio.Event().wait()
-        return requests.pop()
+        if requests:
+            return requests.pop()
+        await is_over.wait()
+        return {"type": "http.disconnect"}
 
     async def send(sent: dict[str, Any]) -> None:
         told(sent.get("body", b""))
+        if sent["type"] == "http.response.body" and not sent.get("more_body", False):
+            is_over.set()
 
     scope: dict[str, Any] = {"type": "http", "http_version": "1.1", "method": "POST", "scheme": "http", "asgi": {}}
     scope |= {"path": PATH, "raw_path": PATH.encode(), "query_string": b"", "root_path": ""}

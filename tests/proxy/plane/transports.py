@@ -7,8 +7,8 @@ import contextlib
 import inspect
 import selectors
 import socket
-import sys
 import struct
+import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial

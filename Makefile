@@ -1,5 +1,6 @@
 # `make demo`, `make test` and `make check` set up all they need; nothing has to be run before them.
 VENV   := .venv
+PYTHON ?= python3
 BIN    := $(VENV)/bin
 ENGINE ?= sim
 READY  := $(VENV)/.ready
@@ -151,7 +152,7 @@ FIRST_TEST := Installing PPD with all that its tests need into $(VENV) (280 MB t
 # A compiled module that fails to build is left out: neither in silence, nor for an older one of the same name.
 define install
 @rm -f proxy/plane/*.so
-@test -x $(BIN)/python || python3 -m venv $(VENV)
+@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 @echo "  pip install --editable $(1)"
 @$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable $(1)
 @$(BIN)/python -c 'from ppd.proxy.plane import IS_BUILT; print(end="" if IS_BUILT else "$(UNBUILT)\n")'

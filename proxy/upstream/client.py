@@ -31,8 +31,10 @@ STALE_S = 0.1
 CLOSING_S = 0.05  # a process that dies may close its connections before its port
 EXAMINED_S = 0.5  # for a connection that only asks whether the port is open
 ONCE_CONNECTS_S = 5.0  # limit for a `once` call: the lease of its handoff runs meanwhile
-_HOPS = "x-ppd-hops"  # counts the proxies that a request has passed
-_OURS = "Accept: */*\r\nAccept-Encoding: identity\r\nUser-Agent: ppd\r\n"  # bodies are relayed unchanged
+_OURS = "Accept-Encoding: identity\r\nUser-Agent: ppd\r\n"  # bodies are relayed unchanged
+# Of clients that say nothing, and of the proxy's own requests, such as canaries. The second counts the proxies that a
+# request has passed.
+_UNSAID = {"accept": "*/*", "x-ppd-hops": "1"}
 _OUR_LINES = 3 + _OURS.count("\n")
 
 
@@ -294,8 +296,7 @@ def _is_stale(exc: LegError, call: Call, kept: WorkerConnection) -> bool:
 
 def _head(method: str, path: str, host: str, headers: Mapping[str, str], size: int) -> bytes:
     head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {size}\r\n{_OURS}"
-    if _HOPS not in headers:  # a request of the proxy's own: canaries
-        headers = {**headers, _HOPS: "1"}
+    headers = {**_UNSAID, **headers}
     for name, value in headers.items():
         head += f"{name}: {value}\r\n"
     # A line end in a value would let the client add a header, or a whole request.

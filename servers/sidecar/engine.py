@@ -33,9 +33,9 @@ from ppd.proxy.upstream.relayed_headers import HOP_BY_HOP, EndToEndHeaders
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 CLOSED = "/inference/v1/generate"
 METRICS = "/ppd/metrics"
-# Of this connection, written anew for the engine, or about a body that was decoded here.
+# Of this connection, written anew for the engine, about a body that was decoded here, or Quart's own.
 _DROPPED = {name.decode() for name in HOP_BY_HOP} | {
-    *("host", "expect", "accept", "accept-encoding", "user-agent", "content-encoding")
+    *("host", "expect", "accept-encoding", "user-agent", "content-encoding", "remote-addr")
 }
 _ANYBODY = Client(name="", tenant="")
 

@@ -122,6 +122,18 @@ async def test_an_answer_that_keeps_talking_can_have_a_limit_as_a_whole(upstream
 async def test_the_proxys_key_goes_to_trusted_workers_alone(
     key: str, is_trusted: bool, given: dict[str, str], seen: bytes
 ) -> None:
+    head = await head_sent(Upstream(keepalive_s=4.0, key=key), given, is_trusted=is_trusted)
+    assert [line for line in head if b"authorization" in line] == ([seen] if seen else [])
+
+
+@pytest.mark.parametrize(("given", "seen"), [({}, b"*/*"), ({"accept": "text/event-stream"}, b"text/event-stream")])
+async def test_a_worker_hears_once_what_is_accepted(given: dict[str, str], seen: bytes) -> None:
+    head = await head_sent(Upstream(keepalive_s=4.0), given)
+    assert [line for line in head if line.startswith(b"accept:")] == [b"accept: " + seen]
+
+
+async def head_sent(upstream: Upstream, given: dict[str, str], *, is_trusted: bool = True) -> list[bytes]:
+    """The lines of a request's head, in lower case; the upstream is closed after it."""
     heads = list[bytes]()
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -131,13 +143,12 @@ async def test_the_proxys_key_goes_to_trusted_workers_alone(
         writer.close()
 
     listening = await asyncio.start_server(take, "127.0.0.1", 0)
-    upstream = Upstream(keepalive_s=4.0, key=key)
     target = replace(worker(listening.sockets[0].getsockname()[1]), is_trusted=is_trusted)
     async with upstream.answer(Call(target), "/", headers=given, timeouts=PATIENT) as answer:
         assert await answer.body() == b"hi"
-    assert [line for line in heads[0].split(b"\r\n") if b"authorization" in line] == ([seen] if seen else [])
     await upstream.close()
     listening.close()
+    return heads[0].split(b"\r\n")
 
 
 async def test_what_does_not_fit_into_a_head_is_the_failure_of_its_worker(upstream: Upstream) -> None:

@@ -58,6 +58,16 @@ async def test_the_engine_gets_the_request_as_it_is_and_its_answer_comes_back(me
     assert (answer.headers["Location"], answer.headers["X-A"]) == ("/x", "b")
 
 
+async def test_the_engine_gets_the_clients_headers_and_none_that_nobody_sent() -> None:
+    given = {"Accept": "application/openmetrics-text", "X-Own": "1", "User-Agent": "a-client"}
+    _, ((_, _, headers, _),) = await recorded("GET", "/metrics", headers=given)
+    of_the_sidecar = {"host", "accept-encoding", "user-agent", "content-length", "x-ppd-hops"}
+    assert {name: headers[name] for name in headers.keys() - of_the_sidecar} == {
+        "accept": "application/openmetrics-text",
+        "x-own": "1",
+    }
+
+
 async def test_objects_lose_their_transfer_members_and_forms_go_as_they_are() -> None:
     given = {"a": 1, "kv_transfer_params": {"remote_host": "10.9.9.9"}}
     _, ((_, _, headers, body),) = await recorded("POST", "/v1/embeddings", json=given)

@@ -125,18 +125,24 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
 
     def edits(self, record: LegRecord, redaction: Redaction) -> Edits:
         """What the client does not see of the answer of this leg."""
-        request, handoff = self.request, self.handoff
+        request = self.request
         hide_usage = not request.wants_usage and request.endpoint in CHOOSING
         hides = None
         if self.decision.prefill is not None and (shown := shown_id(record.id)) != record.id:
             hides = record.id, shown
         return Edits(
             hide_usage=hide_usage,
-            cached_tokens=handoff.cached_tokens if handoff else None,
+            cached_tokens=None if self.handoff is None else self._found_cached(self.handoff),
             redaction=redaction,
             hide_token_ids=self.asks_handle,
             hides=hides,
         )
+
+    def _found_cached(self, handoff: Handoff) -> int | None:
+        """P's count, for the client: D counts what it has pulled too. None: a sidecar has seen to it."""
+        if self.is_by_sidecar:
+            return handoff.cached_tokens
+        return handoff.cached_tokens or 0  # vLLM leaves a zero out
 
     @property
     def decode_gets_all(self) -> bool:

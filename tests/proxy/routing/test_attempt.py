@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ppd.proxy.admission.keys import Client
+from ppd.proxy.connectors.leg import Handoff
 from ppd.proxy.errors import LegError, Overloaded
 from ppd.proxy.failures import ROWS, Cause, ClientGets, Failure, HealthEffect, Leg, Phase
 from ppd.proxy.fleet.view import WorkerView
@@ -12,6 +15,7 @@ from ppd.proxy.fleet.worker import Role, WorkerId
 from ppd.proxy.health.circuit_breaker import RetryBudget
 from ppd.proxy.health.poisoned_prompts import is_loss
 from ppd.proxy.health.worker_health import Key
+from ppd.proxy.openai.edits import Redaction
 from ppd.proxy.routing.attempt import FailedAttempts
 from ppd.proxy.routing.service import in_class
 from ppd.proxy.telemetry.receipts import LegRecord
@@ -287,3 +291,22 @@ def test_a_key_bounds_the_priority_that_engines_see(client: Client, asked: int |
     assert ("priority" in request.fields) is (priority is not None)
     if priority is not None:
         assert bytes(request.fields["priority"]) == str(priority).encode()
+
+
+@pytest.mark.parametrize(
+    ("has_sidecar", "by_p", "told"),
+    [
+        (False, 64, 64),
+        (False, None, 0),  # vLLM leaves a zero out, and D counts all that it has pulled
+        (True, 64, 64),
+        (True, None, None),  # the sidecar has seen to it
+    ],
+)
+def test_the_client_is_told_ps_count_of_cached_tokens(has_sidecar: bool, by_p: int | None, told: int | None) -> None:
+    worker = replace(D1.worker, has_sidecar=has_sidecar)
+    decode = WorkerView(worker=worker, name=D1.name, incarnation=D1.incarnation)
+    attempt = running(decision(Leg.DECODE, decode=decode), Leg.PREFILL, Leg.DECODE)
+    record, redaction = attempt.receipt.legs[1], Redaction("", ())
+    assert attempt.edits(record, redaction).cached_tokens is None, "nothing has been handed over yet"
+    attempt.handoff = Handoff({}, 90, by_p)
+    assert attempt.edits(record, redaction).cached_tokens == told

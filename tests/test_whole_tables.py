@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,3 +71,134 @@ def test_rows_have_the_names_that_they_are_given() -> None:
         table = read(mark("number", [1, 2], ids=ids))
         assert table is not None
         assert [name for name, _ in table.rows] == names
+
+
+SAMPLE = """
+import warnings, pytest
+
+ROWS = pytest.mark.parametrize("number", [1, 2, 3])
+seen = []
+
+@pytest.fixture(autouse=AUTO)
+def fresh():
+    seen.clear()
+
+@pytest.fixture
+def run():
+    yield
+    assert not seen, "the end of a fixture that rows share"
+
+@pytest.fixture
+def order():
+    raise OSError("its beginning")
+
+@ROWS
+def test_of_what_is_left_by_rows_before(number):
+    seen.append(number)
+    assert 1 in seen
+
+@ROWS
+@pytest.mark.usefixtures("fresh")
+def test_of_the_same_with_a_fixture_that_is_not_named(number):
+    seen.append(number)
+    assert 1 in seen
+
+@pytest.mark.parametrize("numbers", [[1], [2]])
+@pytest.mark.parametrize("more", [1, 2])
+def test_of_a_value_that_a_row_changes(numbers, more):
+    numbers.append(more)
+    assert len(numbers) < 3
+
+class TestOfWhatAnObjectHolds:
+    @ROWS
+    def test(self, number):
+        self.seen = [*getattr(self, "seen", []), number]
+        assert 1 in self.seen
+
+@ROWS
+def test_of_an_answer_that_nobody_looks_at(number):
+    return number == 2
+
+@ROWS
+@pytest.mark.xfail(strict=True)
+def test_of_failures_that_are_expected(number):
+    assert number == 2
+
+@ROWS
+def test_of_one_failure_that_is_known(number):
+    if number == 2:
+        pytest.xfail("known")
+
+@ROWS
+def test_of_a_failure_beside_one_that_is_known(number):
+    if number == 2:
+        pytest.xfail("known")
+    assert number == 1
+
+@ROWS
+def test_of_a_failure_after_a_row_that_is_left_out(number):
+    if number == 1:
+        pytest.skip("too small")
+    assert number == 2
+
+@ROWS
+def test_of_the_end_of_the_program(number):
+    if number == 2:
+        raise SystemExit(0)
+
+@ROWS
+def test_of_a_warning(number):
+    if number == 2:
+        warnings.warn("it is late")
+
+@ROWS
+def test_of_a_parameter_with_a_value(number, most=2):
+    assert number <= most
+
+def test_of_no_table_with_such_a_parameter(least=0):
+    assert least == 0
+
+@ROWS
+def test_of_a_fixture_that_fails_at_its_end(number, run):
+    seen.append(number)
+
+@ROWS
+def test_of_a_fixture_that_fails_at_its_beginning(number, order):
+    pass
+
+@pytest.mark.parametrize("number", [])
+def test_of_no_rows(number):
+    pass
+"""
+
+
+def outcomes(folder: Path, *flags: str) -> dict[str, str]:
+    """The worst that became of the rows of each test. flags: of pytest's."""
+    argv = (sys.executable, "-m", "pytest", "-q", "-rA", "--tb=no", "-W", "error", "-c", os.devnull, *flags)
+    quiet = [part for name in ("asyncio", "schemathesis", "cacheprovider") for part in ("-p", f"no:{name}")]
+    env = os.environ | {"PYTHONPATH": f"{Path(__file__).parents[1]}:{folder}"}
+    done = subprocess.run([*argv, *quiet, folder], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    found: dict[str, str] = {}
+    for line in done.stdout.splitlines():
+        outcome, _, rest = line.partition(" ")
+        if outcome in WORST and "::" in rest:
+            name = rest.split("[")[0].split(" ")[0]
+            found[name] = min(found.get(name, outcome), outcome, key=WORST.index)
+    return found
+
+
+WORST = ("ERROR", "FAILED", "PASSED", "XFAIL")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("auto", [False, True])
+def test_no_failure_of_a_row_is_hidden_by_the_others(tmp_path: Path, auto: bool) -> None:
+    (tmp_path / "test_sample.py").write_text(SAMPLE.replace("AUTO", str(auto)))
+    (tmp_path / "plugin.py").write_text(
+        "from tests.whole_tables import WholeTables\n"
+        "def pytest_configure(config): config.pluginmanager.register(WholeTables())\n"
+    )
+    rows = outcomes(tmp_path)
+    assert len(rows) == SAMPLE.count("def test") - 1, "of no rows nothing becomes"
+    assert list(rows.values()).count("PASSED") == 2 + (not auto)
+    assert outcomes(tmp_path, "-p", "plugin") == rows

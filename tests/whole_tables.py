@@ -1,8 +1,8 @@
 """`--whole-tables`: a table of rows is one test of pytest's, whose own work takes longer than most rows do.
 
 All rows are tried, and those that fail are named. Without the option each row is a test with a name of its own.
-Tables are left as they are of tests that are asynchronous, of properties, and of those with fixtures that a row may
-change.
+Tables are left as they are of tests that are asynchronous, are methods or may fail, of properties, and of those with
+fixtures that a row may change, asked for by name or not.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from typing import Any
 
 import pytest
 
-UNCHANGED = {"connector", "fields_of", "make_pair", "order", "run"}  # fixtures that all rows of a test may share
+# Fixtures that all rows of a test may share: values, and what is done after a test, whatever it did.
+UNCHANGED = {"connector", "fields_of", "make_pair", "order", "run"} | {"_uncollected", "closed"}
+PYTESTS_OWN = {"event_loop_policy", "request"}
 SHOWN = 5  # failures with all that there is to say of them; others have their names only
 NAME_LENGTH = 60
 ParameterSet = type(pytest.param())
-ROW_FAILS = (Exception, pytest.fail.Exception)
+ROW_FAILS = (Exception, SystemExit, pytest.fail.Exception)
+ROW_TELLS_NOTHING = (pytest.skip.Exception, pytest.xfail.Exception)
 
 
 class Table:
@@ -55,17 +58,18 @@ class Tables:
             yield " ".join(name for name, _ in rows), dict(zip(names, values, strict=True))
 
     def run(self, test: Callable[..., None], **fixtures: Any) -> None:
-        """pytest's Skipped: of all rows."""
+        """pytest's Skipped: of all rows; or XFailed."""
         failed, skipped, count = list[tuple[str, BaseException]](), None, 0
         for name, row in self.rows():
             count += 1
             try:
-                test(**fixtures, **row)
+                answer = test(**fixtures, **row)  # type: ignore[func-returns-value]
+                assert answer is None, "a test says nothing by what it returns"
+            except ROW_TELLS_NOTHING as exc:
+                skipped, count = exc, count - 1
             except ROW_FAILS as exc:
                 exc.add_note(f"in the row {name}")
                 failed.append((name, exc))
-            except pytest.skip.Exception as exc:
-                skipped, count = exc, count - 1
         if failed:
             names = ", ".join(name for name, _ in failed)
             raise BaseExceptionGroup(f"{len(failed)} of {count} rows: {names}", [exc for _, exc in failed[:SHOWN]])
@@ -81,19 +85,18 @@ class WholeTables:
         definition = metafunc.definition
         marks = [mark for mark in definition.own_markers if mark.name == "parametrize"]
         tables = [read(mark) for mark in reversed(marks)]
-        if not marks or None in tables or not is_plain(metafunc.function):
+        if not marks or None in tables or not is_plain(metafunc.function) or definition.get_closest_marker("xfail"):
             return
         whole = Tables([table for table in tables if table])
         names = [name for table in whole.tables for name in table.names]
-        if set(inspect.signature(metafunc.function).parameters) - {*names, *UNCHANGED, "self"}:
+        if metafunc.cls or set(metafunc.fixturenames) - {*names, *UNCHANGED, *PYTESTS_OWN}:
             return
         definition.own_markers[:] = [mark for mark in definition.own_markers if mark not in marks]
         metafunc.parametrize(names, [[whole] * len(names)], ids=["all rows"])
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
-        names = inspect.signature(pyfuncitem.obj).parameters
-        given = {name: pyfuncitem.funcargs[name] for name in names}
+        given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
         whole = next((value for value in given.values() if isinstance(value, Tables)), None)
         if whole is None:
             return None
@@ -110,7 +113,7 @@ def read(mark: pytest.Mark) -> Table | None:
     if len(mark.args) != 2 or mark.kwargs.keys() - {"ids"}:
         return None
     names, rows, ids = *mark.args, mark.kwargs.get("ids")
-    if isinstance(rows, Iterator) or isinstance(ids, Iterator):  # to be read once only
+    if not rows or isinstance(rows, Iterator) or isinstance(ids, Iterator):  # to be read once only
         return None
     if any(isinstance(row, ParameterSet) and row.marks for row in rows):
         return None

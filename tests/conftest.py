@@ -4,36 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 
 import pytest
 from aiohttp import web_app
 from hypothesis import HealthCheck, settings
 
 from ppd.proxy.config import DataPlane
+from ppd.servers.fleet import ports
 from tests.support import proxy as proxy_client
 from tests.support.clock import FakeClock
+from tests.tidy_loop import TidyLoops
 from tests.whole_tables import WholeTables
 
 # The same examples everywhere and no clock: a slow machine must not fail a test, nor a lucky one pass it.
 settings.register_profile("project", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", settings.get_profile("project"), max_examples=25)  # `make check`'s
 settings.load_profile("project")
-
-
-class TidyLoop(asyncio.SelectorEventLoop):
-    """When a test is over, one end of a connection may not have heard yet what the other end did last: such a one is
-    closed here. Else the collector would find it minutes later, and warn of it in whichever test runs then."""
-
-    def close(self) -> None:
-        if not self.is_closed():
-            for transport in list(self._transports.values()):  # type: ignore[attr-defined]
-                transport.abort()
-            self.run_until_complete(asyncio.sleep(0))
-        super().close()
-
-
-class TidyLoops(asyncio.DefaultEventLoopPolicy):
-    _loop_factory = TidyLoop
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,7 +30,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole-tables", action="store_true", help="all rows of a table are one test")
 
 
+def keep_ports_apart() -> None:
+    """A program takes a second to bind the port that was found free for it: until then no other of pytest's processes
+    may find the same one."""
+    worker, count = os.environ.get("PYTEST_XDIST_WORKER", "gw0"), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    number = int(worker.removeprefix("gw")) % count
+    ports._given.update(port for port in ports._ANYWHERE if port % count != number)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    keep_ports_apart()
     asyncio.set_event_loop_policy(TidyLoops())
     proxy_client.DEFAULTS["data_plane"] = DataPlane(config.getoption("--data-plane"))
     if config.getoption("--whole-tables"):

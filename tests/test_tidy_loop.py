@@ -1,0 +1,58 @@
+"""What a test leaves open at its end is no other test's warning."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.tidy_loop import TidyLoop
+
+
+@contextmanager
+def unheard() -> Iterator[list[str]]:
+    """What the collector warns of, which pytest would hold against the test that runs."""
+    said, before = list[str](), sys.unraisablehook
+    sys.unraisablehook = lambda given: said.append(str(given.exc_value))
+    try:
+        gc.collect()
+        said.clear()
+        yield said
+        gc.collect()
+    finally:
+        sys.unraisablehook = before
+
+
+async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+async def take_as_the_port_closes(port: socket.socket) -> None:
+    server = await asyncio.start_server(serve, sock=port)
+    with socket.create_connection(port.getsockname()):
+        for _ in range(2):  # turns of the loop: then it is taken, and no more
+            await asyncio.sleep(0)
+        server.close()
+        await asyncio.sleep(0)
+
+
+async def take_as_the_loop_ends(port: socket.socket) -> None:
+    await asyncio.start_server(serve, sock=port)
+    os.close(socket.create_connection(port.getsockname()).detach())
+
+
+@pytest.mark.parametrize("take", [take_as_the_port_closes, take_as_the_loop_ends])
+def test_a_connection_that_is_taken_at_the_last_moment_is_closed(
+    take: Callable[[socket.socket], Coroutine[Any, Any, None]],
+) -> None:
+    with unheard() as said, socket.create_server(("127.0.0.1", 0)) as port:
+        with asyncio.Runner(loop_factory=TidyLoop) as runner:
+            runner.run(take(port))
+    assert said == []

@@ -6,20 +6,29 @@ says nothing. So three requests of one client would open the breakers of a whole
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable
 
 from ..errors import LegError
 from ..failures import Cause, Phase
-from ..media.items import MediaItem
 
 _FETCHING = (Phase.SENT, Phase.HEADERS)
+_FETCHED = re.compile(rb"(?i)(?:https?|file):|\\u")  # the scheme of a URL, or an escape that may hide one
+
+
+def may_name_urls(body: bytes | memoryview) -> bool:
+    """Of a request whose JSON is not read further."""
+    return _FETCHED.search(body) is not None
 
 
 class Doubts:
-    """Of one turn: they count against their workers once another one has answered it, as then the URL is good."""
+    """Of one request: they count against their workers once another one has answered it, as then the URL is good.
 
-    def __init__(self, media: Iterable[MediaItem] = ()) -> None:
-        self._has_urls = any(item.is_by_url for item in media)
+    From then on nothing is held: a sidecar may tell of a P's failure only when D's answer has ended.
+    """
+
+    def __init__(self, has_urls: bool) -> None:
+        self._has_urls = has_urls
         self._held = list[Callable[[], object]]()
 
     def count(self, exc: LegError, count: Callable[[], object]) -> None:
@@ -35,10 +44,10 @@ class Doubts:
         return True
 
     def answered(self) -> None:
-        held, self._held = self._held, []
+        held, self._held, self._has_urls = self._held, [], False
         for count in held:
             count()
 
 
-NO_DOUBTS = Doubts()
+NO_DOUBTS = Doubts(False)
 """Of all turns without media: it holds nothing."""

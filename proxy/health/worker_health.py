@@ -167,10 +167,17 @@ class WorkerHealth:
 
     def _fail(self, key: Key, exc: LegError, asked_s: float, *, at_once: bool = False) -> bool:
         """Whether this opened the breaker."""
+        if not self._is_there_since(asked_s, key):
+            return False
         is_opened = self.breakers.failed(key, self._now(), began_s=asked_s, at_once=at_once)
         if is_opened:
             log.warning("%s gets no turns for a while: %s at %s", self._name(key), exc.cause, exc.phase)
         return is_opened
+
+    def _is_there_since(self, asked_s: float, key: Key) -> bool:
+        """Else the leg was asked of another engine at its address, or before it recovered: that tells nothing of it."""
+        views = map(self._registry.view, key if isinstance(key, tuple) else (key,))
+        return all(view is not None and view.since_s <= asked_s for view in views)
 
     def _name(self, key: Key) -> str:
         """For operators: "worker D2 10.0.0.1:8000", or "the pair of ... and ..."."""

@@ -27,6 +27,7 @@ from ..errors import LOOP, OVERLOAD, LegError, NoWorkerError, Refused, RequestEr
 from ..failures import ROWS, Cause, Leg, Phase
 from ..fleet.view import WorkerView, check_model
 from ..fleet.worker import Role, WorkerId
+from ..health.doubts import NO_DOUBTS, Doubts, may_name_urls
 from ..health.poisoned_prompts import is_loss, life_of
 from ..openai.form import is_form
 from ..routing.attempt import FailedAttempts, workers_lost
@@ -64,6 +65,7 @@ ONLY = "only_workers"  # in the `state` of an ASGI scope: the workers that a gat
 # An engine's word for "this model has no such endpoint": the request's fault, not the worker's.
 _NOT_IMPLEMENTED = 501
 _NOT_FOUND = 404
+_BAD_REQUEST = 400
 
 # Replicas first; P last, as its queue is the fleet's TTFT. An E only encodes.
 _PREFERENCE = {Role.REPLICA: 0, Role.DECODE: 1, Role.PREFILL: 2}
@@ -199,6 +201,7 @@ class Passthrough:
     async def _first_success(self, permit: Permit, asked: _Asked, bill: _Bill) -> Forwarded:
         """Raises the last LegError where no other worker may be tried."""
         state, failed, prompt = self._state, FailedAttempts(self._attempts), cache(partial(self._prompt, asked))
+        doubts = NO_DOUBTS
         state.retries.deposit()
         for view in self.candidates(asked.model, computes=asked.computes):
             if state.poisoned:
@@ -215,9 +218,8 @@ class Passthrough:
                 forwarded = await self._ask(permit, view, asked, bill)
             except LegError as exc:
                 found = await self._upstream.examine(exc, view.worker)
-                state.health.leg_failed(_leg(view), found, view.id, asked_s)
-                if found.cause is Cause.UNKNOWN_MODEL:
-                    self._registry.lost_model(view.id, asked.model)
+                doubts = Doubts(may_name_urls(asked.body)) if failed.last is None else doubts
+                doubts.count(found, partial(self._count, view, found, asked, asked_s))
                 row = ROWS[_leg(view), found.phase, found.cause]
                 may = failed.book(_leg(view), view.id, found, row, row.whole)
                 if is_loss(found) and state.poisoned.lost(prompt(), life_of(view), state.now()):
@@ -225,12 +227,20 @@ class Passthrough:
                 if not may:
                     break
             else:
+                if forwarded.status < _BAD_REQUEST:  # else it may be the other one's word for the same
+                    doubts.answered()
                 if state.poisoned:
                     state.poisoned.answered(prompt())
                 return forwarded
         if failed.last is not None:
             raise failed.error()
         raise NoWorkerError(f"no worker can serve model {asked.model!r} now")
+
+    def _count(self, view: WorkerView, exc: LegError, asked: _Asked, asked_s: float) -> None:
+        """Against the worker that failed."""
+        self._state.health.leg_failed(_leg(view), exc, view.id, asked_s)
+        if exc.cause is Cause.UNKNOWN_MODEL:
+            self._registry.lost_model(view.id, asked.model)
 
     def _prompt(self, asked: _Asked) -> PrefixEnd:
         """What names the request among those that end workers."""

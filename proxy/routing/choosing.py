@@ -106,7 +106,7 @@ class Chooser:
             raise
         receipt.waited_s = self._now() - started_s
         self._state.retries.deposit()
-        doubts = Doubts(request.media) if request.media else NO_DOUBTS
+        doubts = Doubts(any(item.is_by_url for item in request.media)) if request.media else NO_DOUBTS
         return Job(request, match, turn, entry, receipt, context, started_s, permit, doubts, counted)
 
     async def choose(self, job: Job, failed: FailedAttempts | None = None) -> Attempt:

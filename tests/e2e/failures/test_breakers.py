@@ -10,11 +10,13 @@ from functools import partial
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.places import START
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, FaultPhase, Faults, Order
 from tests.support.proxy import Turn
+from tests.support.scripted_workers import odd_worker
 
 LONG = "A message of some length, so that there are blocks to move. " * 10
 NUMBERS = itertools.count()  # no two openers are alike
@@ -334,3 +336,31 @@ async def test_a_turn_asks_a_d_that_fails_handoffs_once_while_there_is_another(s
                 turn = await chat.say(f"{next(NUMBERS)} {LONG}")
                 legs = (await fleet.receipt(turn))["legs"]
                 assert (turn.status, sum(leg["address"] == sick for leg in legs) > 1) == (200, False), legs
+
+
+@pytest.mark.parametrize(
+    "url", ["https://no.example/a.png", "https:\\/\\/no.example\\/a.png", "\\u0068ttps\\u003a//no.example"]
+)
+@pytest.mark.parametrize("where", ["/v1/embeddings", "/pooling"])
+async def test_outside_of_conversations_too_an_engine_is_not_blamed_for_a_url(
+    start_fleet: Any, where: str, url: str
+) -> None:
+    """Each engine fails at it. One that fails at what another one answers is to blame."""
+    part = f'{{"type": "image_url", "image_url": {{"url": "{url}"}}}}'
+    body = f'{{"model": "sim", "messages": [{{"role": "user", "content": [{part}]}}]}}'
+    says = 500
+
+    async def fetches(_: web.Request) -> web.Response:
+        return web.json_response({"data": []}, status=says)
+
+    async def fails(_: web.Request) -> web.Response:
+        return web.json_response({}, status=500)
+
+    settings = REPLICA | {"breaker_failures": 2, "retry_burst": 1000}
+    async with start_fleet("", **settings) as fleet, odd_worker(fleet, fails, "R"), odd_worker(fleet, fetches, "R"):
+        headers = {"Content-Type": "application/json"}
+        for says, told, opened in ((500, 502, {}), (400, 400, {}), (200, 200, {"R1": "open"})):  # noqa: B007
+            for _ in range(4):
+                async with fleet.session.post(fleet.base_url + where, data=body, headers=headers) as answer:
+                    assert answer.status == told
+            assert states(fleet) == opened

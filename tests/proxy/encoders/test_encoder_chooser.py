@@ -14,7 +14,7 @@ from ppd.proxy.config import EncoderUse, ProxyConfig
 from ppd.proxy.encoders.choosing import ItemDecision, NamedEncoders
 from ppd.proxy.encoders.encoder_chooser import EncoderTurn
 from ppd.proxy.fleet.worker import Role, Worker
-from ppd.proxy.health.doubts import Doubts
+from ppd.proxy.health.doubts import NO_DOUBTS
 from ppd.proxy.openai.request import Endpoint, Request
 from ppd.proxy.peers.channels import Member
 from ppd.proxy.routing.state import State
@@ -58,7 +58,7 @@ def turn(state: State, **changes: Any) -> EncoderTurn:
         headers={},
         leg_id=lambda kind: kind,
         started_s=0.0,
-        doubts=Doubts(),
+        doubts=NO_DOUBTS,
     )
     return replace(made, **changes)
 

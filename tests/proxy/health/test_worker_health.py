@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace as replace_worker
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.health.circuit_breaker import Breakers, RetryBudget
-from ppd.proxy.health.worker_health import OVERLOAD_S, Key, WorkerHealth, blamed, keys_of
+from ppd.proxy.health.worker_health import OVERLOAD_S, Key, WorkerHealth, blamed, blamed_view, keys_of
 from ppd.proxy.policy import Decision, Route
 from tests.support.clock import FakeClock
 
@@ -206,6 +207,24 @@ def test_a_recovered_workers_share_of_traffic_starts_small(bench: Bench) -> None
     bench.begins(bench.decision(Leg.LOCAL), moved=True)
     assert bench.view(Role.DECODE).since_s == bench.clock()
     assert bench.view(Role.PREFILL).since_s < bench.clock()
+
+
+@pytest.mark.parametrize("leg", [Leg.PREFILL, Leg.DECODE])
+@pytest.mark.parametrize("is_back", [True, False])
+def test_what_was_asked_of_an_engine_before_this_one_tells_nothing_of_it(bench: Bench, leg: Leg, is_back: bool) -> None:
+    """Time-outs come when another engine has long been at the address, or none."""
+    made, asked_s = bench.decision(leg), bench.clock()
+    own = blamed_view(leg, made)
+    bench.clock.advance(60.0)
+    if is_back:
+        bench.registry.probed(own.id, replace_worker(own.worker, incarnation="another"), None, bench.clock())
+    else:
+        bench.registry.remove(own.id)
+    for cause in (Cause.SERVER, Cause.TIMEOUT, Cause.RESET) * FAILURES:
+        exc = LegError("", worker="", phase=Phase.HEADERS, cause=cause)
+        bench.health.failed(leg, exc, made, asked_s)
+        bench.health.leg_failed(leg, exc, own.id, asked_s)
+    assert (bench.blocked(), len(bench.breakers)) == (set(), 0)
 
 
 def test_a_d_that_breaks_every_stream_is_passed_over_in_the_end(bench: Bench) -> None:

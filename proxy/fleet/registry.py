@@ -18,7 +18,7 @@ from .ledger import REPORT_AGE_S, LegWork, Use, Uses, of_other_proxies, shown
 from .order import Rosters
 from .places import learned
 from .view import NO_OTHERS, Fleet, WorkerView
-from .worker import ANSWERING, NO_EVENTS, Announcement, Load, Source, Worker, WorkerId, settled
+from .worker import ANSWERING, NO_EVENTS, Announcement, Load, Source, Worker, WorkerId, settled, with_told
 from .worker_names import WorkerNames
 
 JOINED = "join-"  # prefix of the incarnations given to engines that do not report one
@@ -114,9 +114,10 @@ class Registry:
         known = self._views.get(worker.id)
         if known is not None and known.configured == worker:
             return
-        self._admit(worker, worker.incarnation, now_s)
         # A worker that already serves in this role goes on serving. That it drains was said under another config.
         serves = known is not None and known.up and known.role is worker.role
+        told = with_told(worker, known.worker, known.configured) if known is not None and serves else worker
+        self._admit(told, worker.incarnation, now_s)
         self._change(worker.id, up=serves, configured=worker, draining=False)
 
     def probed(self, worker_id: WorkerId, found: Worker, load: Load | None, now_s: float) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple, NewType
 
@@ -141,6 +141,26 @@ class Worker:
     @property
     def id(self) -> WorkerId:
         return self.address  # type: ignore[return-value]  # WorkerId(...) would be a call, for nothing, at each step
+
+
+def with_told(wanted: Worker, known: Worker, configured: Worker | None) -> Worker:
+    """`wanted`, by a changed config, with what the engine has told of itself, until it is asked again.
+
+    known: with that, as it was until now, and with what `configured` says: the config before. None: it was announced.
+    """
+    coordinates = dict[str, str]()
+    if (wanted.connector, wanted.engine) == (known.connector, known.engine):
+        before = {} if configured is None else configured.coordinates
+        coordinates = {name: text for name, text in known.coordinates.items() if name not in before}
+    is_told = configured is None or configured.kv_events == NO_EVENTS
+    return replace(
+        wanted,
+        models=wanted.models or known.models,
+        aliases=known.aliases,
+        engine_version=wanted.engine_version or known.engine_version,
+        kv_events=known.kv_events if is_told and wanted.kv_events == NO_EVENTS else wanted.kv_events,
+        coordinates={**coordinates, **wanted.coordinates},
+    )
 
 
 class Announcement(msgspec.Struct, frozen=True):

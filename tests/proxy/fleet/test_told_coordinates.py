@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from ppd.proxy.connectors import can_pair, missing_coordinates
 from ppd.proxy.fleet.registry import Registry
-from ppd.proxy.fleet.worker import Announcement, Role, Source, Worker
+from ppd.proxy.fleet.worker import NO_EVENTS, UNHEARD, Announcement, EventSource, Role, Source, Worker
 
 P = Worker(role=Role.PREFILL, address="10.0.0.5:8100", source=Source.STATIC)
 CONFIGURED = {"bootstrap_port": "9"}
 TOLD = {**CONFIGURED, "engine_id": "e"}
+EVENTS = EventSource("tcp://10.0.0.5:5557")
 
 
 @pytest.mark.parametrize(
@@ -51,6 +53,36 @@ def test_another_answer_replaces_the_one_before() -> None:
     registry.probed(told.id, replace(told, coordinates={"engine_id": "g"}), None, 1.0)
     (view,) = registry.views()
     assert view.worker.coordinates == {**CONFIGURED, "engine_id": "g"}
+
+
+KNOWN = replace(P, coordinates=CONFIGURED, incarnation="a", models=("m",), engine_version="0.32.0", kv_events=EVENTS)
+
+
+@pytest.mark.parametrize(
+    ("changed", "holds"),
+    [
+        ({"labels": {"zone": "b"}}, ("m", "0.32.0", EVENTS, TOLD)),
+        ({"x": 0.5, "models": ("n",)}, ("n", "0.32.0", EVENTS, TOLD)),
+        ({"engine_version": "0.33.0", "kv_events": UNHEARD}, ("m", "0.33.0", UNHEARD, TOLD)),
+        ({"coordinates": {}}, ("m", "0.32.0", EVENTS, {"engine_id": "e"})),
+        ({"coordinates": {"bootstrap_port": "8"}}, ("m", "0.32.0", EVENTS, {**TOLD, "bootstrap_port": "8"})),
+        ({"connector": "mooncake"}, ("m", "0.32.0", EVENTS, CONFIGURED)),
+        ({"role": Role.DECODE}, ("", "", NO_EVENTS, CONFIGURED)),  # it may be another engine
+    ],
+    ids=str,
+)
+def test_under_a_changed_config_what_an_engine_has_told_holds_until_it_is_asked_again(
+    changed: dict[str, Any], holds: tuple[Any, ...]
+) -> None:
+    """Or it would seem to serve any model for a moment, to tell no events any more, and to pair with no other one."""
+    registry, configured = Registry(), replace(P, coordinates=CONFIGURED)
+    registry.add_static(configured, 0.0)
+    registry.probed(P.id, replace(KNOWN, coordinates={"engine_id": "e"}), None, 0.0)
+    registry.add_static(replace(configured, **changed), 1.0)
+    worker = registry.views()[0].worker
+    told = worker.engine_version, worker.kv_events, worker.coordinates
+    assert ("".join(worker.models), *told) == holds
+    assert (worker.labels, worker.x) == (changed.get("labels", {}), changed.get("x"))
 
 
 @pytest.mark.parametrize("source", [Source.AGENT, Source.PING])

@@ -87,7 +87,8 @@ class HeartbeatListener:
             while True:
                 ready = dict(await poller.poll())
                 if refusals is not None and refusals in ready:
-                    self._note_refusals(zmq.Socket.shadow(refusals))
+                    async with self._throttle.slice() as until_s:  # its own: messages are read all the same
+                        self._note_refusals(zmq.Socket.shadow(refusals), until_s)
                 if socket in ready:
                     async with self._throttle.slice() as until_s:
                         self._apply(self._read(waiting, encrypted, until_s))
@@ -95,10 +96,10 @@ class HeartbeatListener:
             if refusals is not None:
                 socket.disable_monitor()
 
-    def _note_refusals(self, events: zmq.Socket[bytes]) -> None:
-        """Reads all that there are, as ZeroMQ's thread waits where they are not taken. Logs once a minute."""
+    def _note_refusals(self, events: zmq.Socket[bytes], until_s: float) -> None:
+        """Reads what there is, as ZeroMQ's thread waits where a thousand are not taken. Logs once a minute."""
         with contextlib.suppress(zmq.Again):
-            while events.recv_multipart(zmq.NOBLOCK):
+            while time.perf_counter() < until_s and events.recv_multipart(zmq.NOBLOCK):
                 self._refused += 1
         if self._now() - self._told_refused_s >= COMPLAIN_EVERY_S:
             text = "refused %d connections for heartbeats: heartbeat_allow does not hold their addresses"

@@ -91,6 +91,25 @@ def test_a_flood_without_end_is_read_in_slices(bench: Bench, message: bytes) -> 
     assert bench.counted("taken") + bench.counted("dropped") == socket.read
 
 
+class FakeEvents:
+    """Of connections that are refused, as fast as they are read."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def recv_multipart(self, flags: int) -> list[bytes]:
+        if not self.left:
+            raise zmq.Again
+        self.left -= 1
+        return [b"", b""]
+
+
+def test_a_flood_of_refused_connections_is_read_in_slices(bench: Bench) -> None:
+    events = FakeEvents(5_000_000)
+    bench.listener._note_refusals(cast(Any, events), time.perf_counter() + SLICE_S)
+    assert 0 < events.left < 5_000_000
+
+
 def test_of_what_is_said_about_one_worker_the_last_holds(bench: Bench) -> None:
     messages = [beat(running=1), beat("10.0.0.2:80"), beat(running=2), beat(running=3, draining=True), ping()]
     assert bench.takes(FakeSocket(messages)) == 2

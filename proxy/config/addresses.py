@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Sequence
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 ANY_ORIGIN = "*"
 _ORIGIN = re.compile(
@@ -34,3 +36,17 @@ def host_and_port(host: str, port: int) -> str:
     """`host:port`, with brackets around an IPv6 address, whether the host has some or not."""
     bare = host.strip("[]")
     return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
+
+
+def is_ipv6(endpoint: str, resolve: Callable[..., Iterable[Any]] = socket.getaddrinfo) -> bool:
+    """Whether ZeroMQ reaches this endpoint, or `host:port`, by IPv6 alone. Where it is a name, waits for the resolver.
+
+    ZeroMQ looks for addresses of one kind; told to take IPv6 too, it would take no other of a name that has both.
+    """
+    host = endpoint.rpartition("://")[2].rpartition(":")[0]
+    if host.startswith("["):
+        return True
+    try:
+        return {family for family, *_ in resolve(host, None, type=socket.SOCK_STREAM)} == {socket.AF_INET6}
+    except (OSError, UnicodeError):  # it may be known later, and then usually by IPv4
+        return False

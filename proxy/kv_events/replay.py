@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
 import zmq
 import zmq.asyncio
 
+from ..config import is_ipv6
 from ..errors import FormatError
 from ..runtime.tasks import Throttle
 from .event_stream import EventStream, Replay
@@ -30,9 +32,10 @@ async def replay(
     dropped: Callable[[str], None],
 ) -> bool:
     """Whether nothing is missing any more. endpoint: empty: the publisher replays nothing. dropped(why): a batch."""
+    by_ipv6 = bool(endpoint) and await asyncio.to_thread(is_ipv6, endpoint)
     for _ in range(TRIES if endpoint else 0):
         with context.socket(zmq.DEALER) as socket:  # a new one, as the rest of the last answer may still come
-            set_options(socket, endpoint)
+            set_options(socket, by_ipv6=by_ipv6)
             socket.connect(endpoint)
             await socket.send_multipart([b"", stream.replay_from().to_bytes(SEQUENCE_BYTES)])
             state = await _answer(socket, stream, throttle, dropped)
@@ -71,9 +74,9 @@ async def _answer(
     return Replay.OPEN if timeout_s == FIRST_TIMEOUT_S else Replay.AGAIN
 
 
-def set_options(socket: zmq.asyncio.Socket, endpoint: str) -> None:
-    """Of a socket that will connect to this endpoint, or be bound there."""
-    socket.setsockopt(zmq.IPV6, "[" in endpoint)  # of a name ZeroMQ would then take the IPv6 address alone
+def set_options(socket: zmq.asyncio.Socket, *, by_ipv6: bool) -> None:
+    """Of a socket that will connect, or be bound."""
+    socket.setsockopt(zmq.IPV6, by_ipv6)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, FRAME_LIMIT_BYTES)
     socket.setsockopt(zmq.RCVHWM, HELD_BATCHES)

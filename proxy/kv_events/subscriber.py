@@ -14,7 +14,7 @@ from typing import Protocol
 import zmq
 import zmq.asyncio
 
-from ..config import ProxyConfig
+from ..config import ProxyConfig, is_ipv6
 from ..errors import ConfigError, FormatError
 from ..fleet.registry import Registry
 from ..fleet.view import WorkerView
@@ -72,7 +72,7 @@ class EventSubscriber:
         """ConfigError where the port can't be bound; called before anything is served."""
         if not self._bound_to:
             return
-        socket = self._socket(self._bound_to)
+        socket = self._socket(by_ipv6="[" in self._bound_to)
         try:
             socket.bind(self._bound_to)
         except zmq.ZMQError as exc:
@@ -150,12 +150,13 @@ class EventSubscriber:
         source = worker.kv_events.of_rank(rank)
         publisher = Publisher(self._caches.stream(worker.id, rank), worker.role, source.replay_endpoint)
         subscription = Subscription(self._context, self._throttle, self._metrics, lambda _: publisher)
-        with self._socket(source.endpoint) as socket:
+        by_ipv6 = await asyncio.to_thread(is_ipv6, source.endpoint)
+        with self._socket(by_ipv6=by_ipv6) as socket:
             await subscription.run_connected(socket, source.endpoint, publisher)
 
-    def _socket(self, endpoint: str) -> zmq.asyncio.Socket:
+    def _socket(self, *, by_ipv6: bool) -> zmq.asyncio.Socket:
         socket = self._context.socket(zmq.SUB)
-        set_options(socket, endpoint)
+        set_options(socket, by_ipv6=by_ipv6)
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         socket.setsockopt(zmq.HEARTBEAT_IVL, PING_EVERY_MS)

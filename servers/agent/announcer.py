@@ -18,6 +18,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
+from ppd.proxy.config import is_ipv6
 from ppd.proxy.discovery.heartbeat import Heartbeat
 
 from .silence import TICK_S, Silence
@@ -104,7 +105,7 @@ class Announcer:
 
     def _connect(self, address: str) -> zmq.asyncio.Socket:
         socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.IPV6, "[" in address)
+        socket.setsockopt(zmq.IPV6, is_ipv6(address))
         socket.setsockopt(zmq.CONFLATE, 1)
         socket.setsockopt(zmq.LINGER, 500)  # ms, for the last message
         socket.setsockopt(zmq.HEARTBEAT_IVL, int(PING_EVERY_S * 1000))

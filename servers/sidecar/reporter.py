@@ -9,6 +9,7 @@ from collections.abc import Callable
 import zmq
 from prometheus_client.core import CounterMetricFamily, Metric
 
+from ppd.proxy.config import is_ipv6
 from ppd.proxy.discovery.turn_report import LEGS_LIMIT, FailedLeg, TurnReport
 from ppd.proxy.encoders.legs import LABEL
 from ppd.proxy.failures import Leg
@@ -40,7 +41,7 @@ class Reporter:
         self._complained_s, self._complained_of = now() - COMPLAIN_EVERY_S, 0
         self._context = zmq.Context[zmq.Socket[bytes]]()
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IPV6, "[" in picker)
+        self._socket.setsockopt(zmq.IPV6, is_ipv6(picker))
         self._socket.setsockopt(zmq.SNDHWM, held)
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)
         if curve is not None:

@@ -253,10 +253,9 @@ class PolicyRouting:
         prompt_tokens = match.held_tokens + added_tokens
         marks = marks_of_prompt(prompt, prompt_tokens)
         entry = PromptEntry(match.history, match.source, marks, match.decode, shared=match.held_tokens)
-        output_tokens = output_p90 = asked.output_tokens
+        output_tokens = asked.output_tokens
         if not self._proxy.oracle:
             output_tokens = self._tokens.expected_output(MODEL, match.output_tokens, self._proxy.max_tokens)
-            output_p90 = self._forecasts.output(MODEL, match.output_tokens, match.turn, self._proxy.max_tokens).p90
         turn = Turn(
             model=MODEL,
             session_id=match.session_id,
@@ -264,7 +263,6 @@ class PolicyRouting:
             prompt_tokens=prompt_tokens,
             held_tokens=match.held_tokens,
             output_tokens=output_tokens,
-            output_p90_tokens=output_p90,
             held=self._held(entry, match, asked),
             decode=None if match.decode is None else match.decode.worker,
             affinity=match.affinity,

@@ -53,7 +53,6 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     held_tokens: int  # prompt tokens that an earlier turn of this session covers: the most that is held of it
     output_tokens: int  # expected length of the answer
-    output_p90_tokens: int = 0  # nine in ten answers like it are no longer; 0: not known
     held: Mapping[WorkerId, Held] = {}  # of the prompt, by each P, D and R that holds any of it
     decode: WorkerId | None = None  # the D or R of the session's last turn, which stores its responses
     affinity: WorkerId | None = None  # the D or R to prefer where none holds anything

@@ -76,7 +76,7 @@ class Chooser:
         self._now = state.now
         self._sessions, self._beliefs, self._registry = state.sessions, state.beliefs, state.registry
         self._receipts = state.receipts
-        self._tokens, self._forecasts, self._caches = state.tokens, state.forecasts, state.engine_caches
+        self._tokens, self._caches = state.tokens, state.engine_caches
         self._admission, self._arrivals, self._rate_limits = state.admission, state.arrivals, state.rate_limits
 
     async def enter(self, request: Request, receipt: Receipt, context: TurnContext) -> Job:
@@ -346,8 +346,8 @@ class Chooser:
         counted: CountedPrompt | None,
         priority: int,
     ) -> tuple[PromptEntry, Turn]:
-        tokens, prompt, model, cap = self._tokens, request.prompt, request.model, request.max_output_tokens
-        rules, client, held_tokens, mean_output = self.rules, context.client, match.held_tokens, match.output_tokens
+        tokens, prompt, model = self._tokens, request.prompt, request.model
+        rules, client, held_tokens = self.rules, context.client, match.held_tokens
         prompt_tokens = held_tokens + tokens.estimate(model, match.added)
         if counted is not None and counted.is_proven:
             prompt_tokens = counted.tokens.count
@@ -359,8 +359,7 @@ class Chooser:
             number=match.turn,
             prompt_tokens=prompt_tokens,
             held_tokens=held_tokens if held_tokens < prompt_tokens else prompt_tokens,
-            output_tokens=tokens.expected_output(model, mean_output, cap),
-            output_p90_tokens=self._forecasts.output(model, mean_output, match.turn, cap).p90,
+            output_tokens=tokens.expected_output(model, match.output_tokens, request.max_output_tokens),
             decode=None if match.decode is None else match.decode.worker,
             affinity=match.affinity,
             single_engine=request.single_engine,

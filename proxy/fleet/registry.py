@@ -86,7 +86,8 @@ class Registry:
         return {self.family(model) for view in self._views.values() for model in view.worker.models}
 
     def view(self, worker_id: WorkerId) -> WorkerView | None:
-        self._catch_up()
+        if worker_id in self._changed:
+            self._catch_up()
         return self._views.get(worker_id)
 
     # -- which workers there are

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 
 import msgspec
@@ -25,7 +25,7 @@ from ..fleet.view import Fleet, WorkerView, check_model
 from ..fleet.worker import PairId, Role, WorkerId
 from ..openai.request import Endpoint
 from .decision import Rules, Turn
-from .placement import SlowStart, holds_most, own_worker, pick_decode, pick_prefill
+from .placement import SlowStart, most_of, own_worker, pick_decode, pick_prefill
 
 _DECODE, _REPLICA = Role.DECODE, Role.REPLICA  # looking up enum members by name is slow in a loop
 
@@ -130,20 +130,23 @@ class Candidates(msgspec.Struct, frozen=True):
         return view.role is not Role.PREFILL and _can_do_either(view, self.excluded, self.worker_limit)
 
 
-def has_room(fleet: Fleet, rules: Rules, blocked: Excluded = (), *, is_response: bool = False) -> bool:
+def has_room(
+    fleet: Fleet, rules: Rules, blocked: Callable[[], Excluded] = lambda: (), *, is_response: bool = False
+) -> bool:
     """Whether a turn that arrives now finds a worker with room; True also if no worker could ever take it.
 
-    It needs no P: if all are full or hang, D computes the prompt.
+    It needs no P: if all are full or hang, D computes the prompt. blocked: asked only where no D or R has room.
     """
     limit = rules.worker_limit or math.inf
     for view in chain(fleet.decodes, fleet.replicas):  # nearly always the first one has
         if not view.is_full(limit):
             return True
-    if not is_response and _stand_ins(fleet, rules, fleet.prefills, blocked):
+    excluded = blocked()
+    if not is_response and _stand_ins(fleet, rules, fleet.prefills, excluded):
         return True
     if fleet.decodes or fleet.replicas:
         return False
-    return not fleet.down or any(_may_try(view, blocked) for view in fleet.down)
+    return not fleet.down or any(_may_try(view, excluded) for view in fleet.down)
 
 
 def _stand_ins(
@@ -319,4 +322,6 @@ def _known(turn: Turn, fleet: Fleet) -> WorkerView | None:
             view = fleet.views.get(worker)
             if view is not None and view.worker.role is _DECODE:
                 best, most = view, tokens
-    return best if best is None or holds_most(turn, best) or not (turn.held_tokens and turn.decode) else last
+    if best is last or not (turn.held_tokens and turn.decode):
+        return best
+    return best if most >= most_of(turn) else last

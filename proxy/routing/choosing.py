@@ -326,10 +326,11 @@ class Chooser:
             arrived_s=now_s,
             deadline_s=now_s + context.patience_s,
             needs=(model, is_response and self.rules.prefills_answer),  # else all of a model fit alike
-            fits=lambda: has_room(
-                self._registry.fleet(model), self.rules, self._passed_over(self._now()), is_response=is_response
-            ),
+            fits=lambda: has_room(self._registry.fleet(model), self.rules, self._blocked, is_response=is_response),
         )
+
+    def _blocked(self) -> Excluded:
+        return self._passed_over(self._now())
 
     async def _counted(self, tokenizer: PromptTokenizer, request: Request) -> CountedPrompt | None:
         """The prompt in tokens, if it knows them soon."""

@@ -145,7 +145,7 @@ def test_no_p_stands_in_unless_the_operator_says_so_or_while_another_has_room() 
             run(LONG, (P1, TAKEN), by)
     answers = replace(rules(), prefills_answer=True)
     assert not has_room(fleet_of((P1, TAKEN)), answers, is_response=True), "it waits in the queue"
-    assert not has_room(fleet_of((P1, TAKEN)), answers, (P1.id,)), "it failed other turns"
+    assert not has_room(fleet_of((P1, TAKEN)), answers, lambda: (P1.id,)), "it failed other turns"
     assert run(LONG, (P1, TAKEN, D2), answers).decode is D2
     assert run(replace(LATER, held=held(TAKEN, 20_000)), (P1, TAKEN), answers).decode is TAKEN, "it waits at home"
     assert not has_room(fleet_of((replace(P1, inflight=3), replace(D1, inflight=3))), replace(answers, worker_limit=3))

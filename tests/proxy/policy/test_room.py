@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from ppd.proxy.errors import AllBusy
 from ppd.proxy.fleet.view import WorkerView
+from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.policy import has_room
 from tests.support.decisions import (
     D1,
@@ -65,3 +66,16 @@ def test_there_is_room_where_some_worker_of_each_kind_has_it(fleet: tuple[Worker
     assert has_room(fleet_of(fleet), replace(rules(), worker_limit=3)) is fits
     assert has_room(fleet_of(fleet), rules())
     assert not has_room(fleet_of((replace(D1, inflight=2, places=2),)), rules())
+
+
+def test_who_failed_other_turns_is_asked_only_where_no_d_or_r_has_room() -> None:
+    asked = list[str]()
+
+    def blocked() -> tuple[WorkerId, ...]:
+        asked.append("who")
+        return ()
+
+    assert has_room(fleet_of((D1,)), rules(), blocked)
+    assert not asked
+    assert not has_room(fleet_of((replace(D1, inflight=2, places=2),)), rules(), blocked)
+    assert asked == ["who"]

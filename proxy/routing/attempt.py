@@ -71,7 +71,6 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
     count: CountCheck | None = None  # where a tokenizer has counted the prompt
     doubts: Doubts = NO_DOUBTS  # the turn's
     foreseen: Foreseen | None = None  # what the decision says of its times
-    attempt_id: str = msgspec.field(default_factory=new_id)
     held_units: int = 0  # of a prompt with media: messages whose KV the worker that computes it is believed to hold
     encoders: NamedEncoders | None = None  # that a gateway's picker has named; None: this process chooses
     encoded: EncodedTurn | None = None  # of a prompt with media, once encoders were asked
@@ -89,6 +88,14 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
     leg: LegRecord | None = None  # the answering leg, once it is begun
     on_close: Callable[[Attempt], None] | None = None  # the dispatcher's
     permit: Permit | None = None  # the turn's, once this attempt answers it
+    given_id: str = ""  # empty: it has one of its own, once that is asked for
+
+    @property
+    def attempt_id(self) -> str:
+        """A turn that a gateway carries needs none, and to make one takes a call of the system."""
+        if not self.given_id:
+            self.given_id = new_id()
+        return self.given_id
 
     def close(self) -> None:
         if self.both is not None:

@@ -170,7 +170,7 @@ class HeaderRouter:
             asked_s=self._now(),
             history=0,
             encoders=turn.encoders,
-            attempt_id=f"{receipt.id}-{new_id()}",  # engines' logs can be joined with the gateway's, and it is unique
+            given_id=f"{receipt.id}-{new_id()}",  # engines' logs can be joined with the gateway's, and it is unique
         )
 
     async def _after(self, turn: _Turn, attempt: Attempt, exc: LegError) -> Decision:

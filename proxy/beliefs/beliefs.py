@@ -82,30 +82,27 @@ class Beliefs:
         that they hold of that, which then counts alone; by_tokens: what they say of this very prompt, which counts
         above all.
         """
-        source, numbered = entry.source, self._numbered
+        source = entry.source
         found: dict[WorkerId, Held] = {}  # `dict[WorkerId, Held]()` takes ten times as long
         own = _OWN_TURNS if source == entry.history else _SHARED_PREFIX
         slots: Mapping[int, int] = {} if source is None else self._places.of(source)
-        by_mark = self._longest(entry)
+        by_mark = self._longest(entry) if entry.marks or entry.points else None
         for number in sorted({**slots, **by_mark} if by_mark else slots):
-            if number not in numbered:
+            if (numbered := self._numbered.get(number)) is None:
                 continue
-            worker, book = numbered[number]
+            worker, book = numbered
             view = views.get(worker)
-            if (
-                view is None
-                or (view.worker.coordinates and not view.worker.keeps_prefixes)
-                or view.incarnation != book.incarnation
-                or (observed and worker in observed)
-            ):
+            if view is None or view.incarnation != book.incarnation or (observed and worker in observed):
                 continue
-            held = book.entries.held[slots[number]] if number in slots else 0
-            tokens = held if held < most else most
+            if view.worker.coordinates and not view.worker.keeps_prefixes:
+                continue
+            tokens = book.entries.held[slots.get(number, 0)]  # slot 0 holds nothing
+            tokens = tokens if tokens < most else most
             if by_mark and (tokens < most or not tokens) and (shared := by_mark.get(number, 0)) > tokens:
                 found[worker] = Held(shared, _SHARED_PREFIX)
             elif tokens:
                 found[worker] = Held(tokens, own)
-        for worker, tokens in (observed or {}).items():
+        for worker, tokens in observed.items() if observed else ():
             if tokens > 0 and worker in views and views[worker].worker.keeps_prefixes:
                 found[worker] = Held(tokens, BeliefEvidence.KV_EVENTS)
         if by_tokens:
@@ -297,13 +294,15 @@ class Beliefs:
         if self._closed:
             self._clear()
         view = self._view(worker)
-        if view is None or (incarnation is not None and view.incarnation != incarnation):
+        if view is None:
             return None
-        book, capacity = self._books.get(worker), view.load.kv_capacity_tokens
-        if book is None or book.incarnation != view.incarnation:
+        book, current = self._books.get(worker), view.incarnation
+        if incarnation is not None and current != incarnation:
+            return None
+        if book is None or book.incarnation != current:
             return self._open(worker, view)
-        if capacity != book.reported:
-            book.report(capacity)
+        if book.reported != view.load.kv_capacity_tokens:
+            book.report(view.load.kv_capacity_tokens)
         return book
 
     def _open(self, worker: WorkerId, view: WorkerView) -> CacheBook:

@@ -13,7 +13,7 @@ whole raises that a little, up to what the engine reports.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from .entries import AHEAD, USED, Entries
@@ -35,9 +35,6 @@ RECOVERY = 256  # prefixes found whole until a capacity that was believed to be 
 
 _MOST = (1 << 30) - 1  # tokens of an entry
 _NO_MARKS: Mapping[int, int] = {}
-
-_Part = tuple[int, int, int, int]
-"""Of a prefix that is entered: a key, its slot, and the tokens that the entry then holds and has as its own."""
 
 
 class CacheBook:
@@ -160,8 +157,7 @@ class CacheBook:
 
         marks: of the prompt, shortest first.
         """
-        whole = history, self._places.slot(history, self.number), tokens, tokens
-        self._enter(self._parts(whole, marks, self._marks) if marks else (whole,))
+        self._enter(history, self._places.slot(history, self.number), tokens, tokens, marks, self._marks)
 
     def expect(self, history: int, slot: int, tokens: int, marks: Sequence[Mark] = ()) -> None:
         """A turn was sent that will use this prefix, and have so many tokens, before turns that are sent later.
@@ -179,8 +175,7 @@ class CacheBook:
         held = entries.held[slot]
         if self._believed and 2 * held < tokens:  # no LOCAL turn comes for so little, whose answer could raise it
             self._raise(self.reported // RECOVERY)
-        whole = history, slot, held, held if held > tokens else tokens
-        self._enter(self._parts(whole, marks, _NO_MARKS) if marks else (whole,))
+        self._enter(history, slot, held, held if held > tokens else tokens, marks, _NO_MARKS)
 
     def pass_on(self, key: int, tokens: int) -> int:
         """A newer entry begins with so many tokens of this one, which count there from here on.
@@ -211,8 +206,7 @@ class CacheBook:
             self._has_come(history)
         held = self.entries.held[slot]
         held = held if held > tokens else tokens
-        whole = history, slot, held, held
-        self._enter(self._parts(whole, marks, self._marks) if marks else (whole,))
+        self._enter(history, slot, held, held, marks, self._marks)
 
     def withdraw(self, key: int) -> None:
         """A turn that was expected does not come."""
@@ -284,39 +278,35 @@ class CacheBook:
             del self._awaited[key]
         return awaited == 1
 
-    def _parts(self, whole: _Part, marks: Sequence[Mark], passed: Mapping[int, int]) -> list[_Part]:
-        """What is entered for a prefix whose beginnings are shared, each counted once: see `is_shared`.
+    def _enter(
+        self, history: int, slot: int, held: int, room: int, marks: Sequence[Mark], passed: Mapping[int, int]
+    ) -> None:
+        """Gives a prefix its room, each beginning of it that is shared in an entry of its own: see `is_shared`.
 
-        passed: marks, as `Beliefs` has them.
+        held: of the room; passed: marks, as `Beliefs` has them.
         """
-        places, number, entries = self._places, self.number, self.entries
-        parts: list[_Part] = []
-        history, slot, held, room = whole
         key = history
-        own = history << MARK_BITS
-        for mark in reversed(marks):
+        for mark in reversed(marks) if marks else ():
             tokens = mark.tokens
             if tokens < room:
-                at = places.slot(mark.key, number)
-                if entries.held[at] or passed.get(mark.key, own) >> MARK_BITS != history:
-                    parts.append((key, slot, held, room - tokens))
+                at, own = self._places.slot(mark.key, self.number), history << MARK_BITS
+                if self.entries.held[at] or passed.get(mark.key, own) >> MARK_BITS != history:
+                    self._put(key, slot, held, room - tokens)
                     key, slot, held, room = mark.key, at, tokens, tokens
-        parts.append((key, slot, held, room))
-        return parts
-
-    def _enter(self, parts: Iterable[_Part]) -> None:
-        """The shortest beginning comes last: it is evicted last."""
-        entries, awaited = self.entries, self._awaited
-        helds, owns = entries.held, entries.own
-        for key, known, held, tokens in parts:
-            slot = known or entries.add(key, USED)
-            if known and key not in awaited:
-                entries.renew(slot, USED)
-            own = tokens if tokens < _MOST else _MOST
-            self.tokens += own - owns[slot]
-            helds[slot], owns[slot] = held if held < _MOST else _MOST, own
-        if self.tokens > self.capacity > 0 or entries.count > ENTRIES_KEPT:
+        self._put(key, slot, held, room)  # the shortest beginning comes last: it is evicted last
+        if self.tokens > self.capacity > 0 or self.entries.count > ENTRIES_KEPT:
             self._shrink()
+
+    def _put(self, key: int, slot: int, held: int, own: int) -> None:
+        """Makes an entry the newest, with so many tokens held and as its own; slot: where it is, 0 for a new one."""
+        entries = self.entries
+        if not slot:
+            slot = entries.add(key, USED)
+        elif key not in self._awaited:
+            entries.renew(slot, USED)
+        own = own if own < _MOST else _MOST
+        self.tokens += own - entries.own[slot]
+        entries.held[slot], entries.own[slot] = held if held < _MOST else _MOST, own
 
     def _empty(self, slot: int) -> None:
         entries = self.entries

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 _NUMBER_BITS = 25  # of a book: a proxy sees fewer workers come in its life
 _SLOT_BITS = 20  # of an entry: 30 times as many as a book keeps, as each turn under way may have another one
 _PLACE_BITS = _NUMBER_BITS + _SLOT_BITS  # two of them are three of CPython's digits
+_ONE = 1 << _PLACE_BITS  # below it there is one place at most
 _NUMBER = (1 << _NUMBER_BITS) - 1
 _SLOT = (1 << _SLOT_BITS) - 1
 _PACKED = 1 << (4 * _PLACE_BITS)  # four places at most
@@ -44,6 +45,8 @@ class EntryPlaces:
         found = self._places.get(key, 0)
         if isinstance(found, dict):
             return found
+        if found < _ONE:  # nearly always
+            return {found & _NUMBER: found >> _NUMBER_BITS} if found else {}
         places: dict[int, int] = {}
         while found:
             places[found & _NUMBER] = found >> _NUMBER_BITS & _SLOT
@@ -64,7 +67,7 @@ class EntryPlaces:
     def remove(self, key: int, number: int) -> None:
         """The book must have an entry of it."""
         found = self._places[key]
-        if isinstance(found, int) and found < 1 << _PLACE_BITS:  # it is the only place
+        if isinstance(found, int) and found < _ONE:  # it is the only place
             del self._places[key]
             return
         places = dict(self.of(key)) if isinstance(found, int) else found

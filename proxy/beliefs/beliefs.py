@@ -87,7 +87,8 @@ class Beliefs:
         own = _OWN_TURNS if source == entry.history else _SHARED_PREFIX
         slots: Mapping[int, int] = {} if source is None else self._places.of(source)
         by_mark = self._longest(entry) if entry.marks or entry.points else None
-        for number in sorted({**slots, **by_mark} if by_mark else slots):
+        numbers = {**slots, **by_mark} if by_mark else slots
+        for number in sorted(numbers) if len(numbers) > 1 else numbers:
             if (numbered := self._numbered.get(number)) is None:
                 continue
             worker, book = numbered

@@ -48,13 +48,16 @@ class LegBooking:
 
     def reserve(self, now_s: float) -> None:
         """Both workers at the decision, or a burst of turns would all find the same workers idle."""
-        estimates, is_split = self._estimates, self._prefill is not None
+        estimates, is_split, prefill_s, beside_s = self._estimates, self._prefill is not None, 0.0, 0.0
         new, output = _tokens(estimates.new_tokens), _tokens(estimates.output_tokens)
-        fetched = _tokens(estimates.fetched_tokens)
+        fetched, computed = _tokens(estimates.fetched_tokens), 0
+        if not is_split:  # else D pulls it, and computes nothing
+            computed = new - fetched if new > fetched else 1
+            prefill_s, beside_s = _seconds(estimates.prefill_s), _seconds(estimates.beside_s)
         self._answering = LegWork(
-            prefill_tokens=0 if is_split else max(1, new - fetched),  # what D pulls it does not compute
-            prefill_s=0.0 if is_split else _seconds(estimates.prefill_s),
-            beside_s=0.0 if is_split else _seconds(estimates.beside_s),
+            prefill_tokens=computed,
+            prefill_s=prefill_s,
+            beside_s=beside_s,
             placed_tokens=new,
             context_tokens=_tokens(estimates.prompt_tokens) + output // 2 or 1,
             reserved_tokens=new + output,

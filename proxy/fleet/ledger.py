@@ -94,7 +94,8 @@ class Use(msgspec.Struct, array_like=True, gc=False):
     def computed(self, leg: LegWork, now_s: float) -> None:
         """The leg's prompt is computed there, or will not be."""
         if leg.prefill_tokens:
-            self.queued_prefill_tokens = max(0, self.queued_prefill_tokens - leg.prefill_tokens)
+            left = self.queued_prefill_tokens - leg.prefill_tokens
+            self.queued_prefill_tokens = left if left > 0 else 0
             if leg.shows_first_token:
                 self.prefills -= 1
                 # Of none the sum is exactly 0, whatever was lost in adding fractions.
@@ -103,7 +104,8 @@ class Use(msgspec.Struct, array_like=True, gc=False):
 
     def end(self, leg: LegWork) -> None:
         """After `computed`."""
-        self.inflight = max(0, self.inflight - 1)
+        if self.inflight > 0:
+            self.inflight -= 1
         self.reserved_tokens -= leg.reserved_tokens
         if leg.context_tokens:
             self.decoding -= 1

@@ -262,7 +262,7 @@ def full_workers(views: Sequence[WorkerView], limit: float) -> list[WorkerView]:
         return []
     if (known := _order(views)) is None:
         # While the busiest has fewer legs than any worker may have, none need be looked at.
-        if max(map(_INFLIGHT, views)) < min(limit, LEAST):
+        if max(map(_INFLIGHT, views)) < (limit if limit < LEAST else LEAST):
             return []
         # As `view.is_full(limit)`, without its call.
         return [view for view in views if (legs := view.inflight) >= limit or legs >= view.places > UNKNOWN]

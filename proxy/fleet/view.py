@@ -35,12 +35,12 @@ class RecentPrompts(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def plus(self, beside_s: float, patience_s: float, now_s: float) -> RecentPrompts:
         """patience_s: how long it could have waited."""
-        left = self.left(now_s)
+        left, patience_s = self.left(now_s), patience_s if patience_s > LEAST_PATIENCE_S else LEAST_PATIENCE_S
         return RecentPrompts(
-            max(self.at_s, now_s),
+            now_s if now_s > self.at_s else self.at_s,
             self.busy * left + beside_s / RECENT_S,
             self.rate * left + 1.0 / RECENT_S,
-            self.urgency * left + 1.0 / (RECENT_S * max(LEAST_PATIENCE_S, patience_s)),
+            self.urgency * left + 1.0 / (RECENT_S * patience_s),
         )
 
     def joined(self, other: RecentPrompts) -> RecentPrompts:

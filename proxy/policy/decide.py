@@ -42,8 +42,9 @@ from .modes.table import by_table
 from .placement import holds_most, holds_session, is_overloaded, own_worker, pick_decode, pick_prefill
 from .stage_order import SETTLED
 
-_LOCAL, _SPLIT, _REPLICA = Route.LOCAL, Route.SPLIT, Route.REPLICA  # looking up enum members by name is slow
-_PROFILES, _BY_MODE = Mode.PROFILES, StageOrder.MODE
+# Looking up enum members by name is slow.
+_LOCAL, _SPLIT, _REPLICA, _READBACK = Route.LOCAL, Route.SPLIT, Route.REPLICA, Route.READBACK
+_PROFILES, _REPLICAS, _BY_MODE, _DECODE = Mode.PROFILES, Mode.REPLICA, StageOrder.MODE, Role.DECODE
 NO_READER = "no_reader"  # veto of a READBACK
 LEAST_MISS = "least_miss"  # reason of a way that misses a target as all others do, and the least
 
@@ -105,7 +106,7 @@ def _misses(turn: Turn, rules: Rules, way: Candidate) -> bool:
 
 
 def _preference(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
-    asks_for_replica = turn.forced is _REPLICA if turn.forced else rules.mode is Mode.REPLICA
+    asks_for_replica = turn.forced is _REPLICA if turn.forced else rules.mode is _REPLICAS
     if asks_for_replica and candidates.replicas and not _is_stored_on_decode(turn, candidates):
         return Preference(_REPLICA, "forced" if turn.forced else "mode_replica")
     is_open = not (turn.stored_response or turn.forced) and (not turn.single_engine or rules.mode is _PROFILES)
@@ -137,7 +138,7 @@ def _carry_out(turn: Turn, preference: Preference, candidates: Candidates) -> De
         if candidates.replicas:
             return _on_replica(turn, preference, candidates, preference.reason, ())
         vetoes = ("no_replica_worker",)
-    if preference.route is Route.READBACK:
+    if preference.route is _READBACK:
         found = _readback(turn, preference, candidates)
         if not isinstance(found, str):
             return found
@@ -207,7 +208,7 @@ def _local_veto(turn: Turn, preference: Preference, candidates: Candidates) -> s
         return "not_resident"
     if known is None:
         return "decode_gone"
-    if known.worker.role is not Role.DECODE:
+    if known.worker.role is not _DECODE:
         return "not_resident"
     if not answers_alone(known.worker):
         return "needs_prefill"

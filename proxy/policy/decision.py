@@ -35,6 +35,7 @@ class Route(StrEnum):
 
 
 NO_HANDLE = "no_handle"  # veto of a READBACK
+_PREFILL, _READBACK, _RESPONSES = Role.PREFILL, Route.READBACK, Endpoint.RESPONSES  # by name they are slow to look up
 
 
 class Readable(msgspec.Struct, frozen=True, gc=False):
@@ -69,11 +70,12 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_response(self) -> bool:
-        return self.endpoint is Endpoint.RESPONSES
+        return self.endpoint is _RESPONSES
 
     @property
     def new_tokens(self) -> int:
-        return max(1, self.prompt_tokens - self.held_tokens)
+        new = self.prompt_tokens - self.held_tokens
+        return new if new > 1 else 1
 
     def held_by(self, view: WorkerView) -> int:
         """Tokens of the prompt."""
@@ -167,23 +169,23 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def lender(self) -> WorkerView | None:
         """The D or R that lends itself as P."""
-        return None if self.prefill is None or self.prefill.role is Role.PREFILL else self.prefill
+        return None if self.prefill is None or self.prefill.worker.role is _PREFILL else self.prefill
 
     def estimates(self, turn: Turn, *, shows_first_token: bool = True) -> LegEstimates:
         """What its legs will take of its workers."""
         prediction, prompt_tokens = self.prediction or NO_PREDICTION, turn.prompt_tokens
-        new_on_prefill = prompt_tokens
-        if self.prefill is None:
-            new_on_prefill = 0
-        elif self.route is not Route.READBACK:  # who reads back does so under another name than what it holds
-            new_on_prefill -= turn.held_by(self.prefill)
+        new, new_on_prefill, is_lent = prompt_tokens - self.cached_tokens, 0, False
+        if (prefill := self.prefill) is not None:
+            # Who reads back does so under another name than what it holds.
+            new_on_prefill = prompt_tokens - (0 if self.route is _READBACK else turn.held_by(prefill))
+            is_lent = prefill.worker.role is not _PREFILL
         return LegEstimates(
             prompt_tokens=prompt_tokens,
-            new_tokens=max(1, prompt_tokens - self.cached_tokens),
+            new_tokens=new if new > 1 else 1,
             output_tokens=turn.output_tokens,
             new_on_prefill_tokens=new_on_prefill,
             fetched_tokens=self.fetched_tokens,
-            is_lent=self.lender is not None,
+            is_lent=is_lent,
             prefill_s=prediction.prefill_s,
             beside_s=prediction.beside_s,
             fetch_link_s=prediction.fetch_link_s,

@@ -123,7 +123,7 @@ def _holders(turn: Turn, views: Sequence[WorkerView]) -> list[WorkerView]:
 def holds_session(turn: Turn, view: WorkerView) -> bool:
     """Whether it holds most of what earlier turns of the session cover, as no worker for other sessions does."""
     held = turn.held.get(view.id)
-    return held is not None and _is_own(held) and min(held.tokens, turn.prompt_tokens) >= most_of(turn)
+    return held is not None and _is_own(held) and holds_most(turn, view)
 
 
 def _is_own(held: Held) -> bool:
@@ -136,7 +136,8 @@ def holds_most(turn: Turn, view: WorkerView) -> bool:
 
 def most_of(turn: Turn) -> float:
     """Tokens, at least, of who holds most of what earlier turns cover; without them, of the prompt."""
-    return max(1.0, MOST * (turn.held_tokens or turn.prompt_tokens))
+    tokens = MOST * (turn.held_tokens or turn.prompt_tokens)
+    return tokens if tokens > 1.0 else 1.0
 
 
 def is_overloaded(view: WorkerView, views: Sequence[WorkerView]) -> bool:

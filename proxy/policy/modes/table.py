@@ -19,8 +19,8 @@ def by_table(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
     # Where nothing is held the table is asked all the same, so that the veto shows what that costs.
     known = candidates.known
     held = (turn.held_by(known) if known is not None else 0) or turn.held_tokens
-    new = max(1, turn.prompt_tokens - held)
-    verdict = rules.scored.lookup(TableQuery(new, held, turn.output_tokens, candidates.qps))
+    new = turn.prompt_tokens - held
+    verdict = rules.scored.lookup(TableQuery(new if new > 1 else 1, held, turn.output_tokens, candidates.qps))
     if verdict.local is None:
         return Preference(_uncovered(rules), "no_evidence", verdict)
     return Preference(_LOCAL, "table_local", verdict) if verdict.local else Preference(_SPLIT, "table_split", verdict)

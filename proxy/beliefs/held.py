@@ -18,7 +18,7 @@ class BeliefEvidence(StrEnum):
     KV_EVENTS = "kv_events"  # the engine says so itself
 
 
-class Held(msgspec.Struct, frozen=True):
+class Held(msgspec.Struct, frozen=True, gc=False):
     """How many tokens of a prompt a worker holds, from its start."""
 
     tokens: int
@@ -26,14 +26,14 @@ class Held(msgspec.Struct, frozen=True):
     is_shared: bool = False  # by the prompt's tokens alone: nothing tells of turns of this history there
 
 
-class Found(msgspec.Struct, frozen=True):
+class Found(msgspec.Struct, frozen=True, gc=False):
     """How many tokens of a prompt an engine says that it holds, whosesoever they are."""
 
     tokens: int
     is_exact: bool  # False: it may hold more
 
 
-class Residency(msgspec.Struct, frozen=True):
+class Residency(msgspec.Struct, frozen=True, gc=False):
     """How many tokens of a session a worker held when a turn ended there."""
 
     worker: WorkerId
@@ -89,7 +89,7 @@ class BookLessons(msgspec.Struct, frozen=True, array_like=True):
     has_missed: bool
 
 
-class PromptEntry(msgspec.Struct, frozen=True):
+class PromptEntry(msgspec.Struct, frozen=True, gc=False):
     """A prompt as the books know it."""
 
     history: int  # under which its tokens are kept

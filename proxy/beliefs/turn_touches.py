@@ -15,7 +15,7 @@ _MOST_TOKENS = 1 << 40  # above any context; an engine may report any integer
 _OWN_TURNS = BeliefEvidence.OWN_TURNS  # an enum's members take long
 
 
-class TurnCaches(msgspec.Struct, frozen=True):
+class TurnCaches(msgspec.Struct, frozen=True, gc=False):
     """The workers whose caches a turn uses."""
 
     decode: WorkerId  # or R

@@ -18,7 +18,7 @@ from .interpolation import TINY, Mix, Triangulation
 _SQUARES = 8  # for each doubling: of so small a square of the plane nearly always one type is the nearest
 
 
-class TableQuery(msgspec.Struct, frozen=True):
+class TableQuery(msgspec.Struct, frozen=True, gc=False):
     """What a turn is looked up by; `qps` counts what the table's `axes.qps_counts` says."""
 
     new_tokens: int

@@ -69,7 +69,7 @@ class Others(msgspec.Struct, frozen=True, array_like=True, gc=False):
 NO_OTHERS = Others()
 
 
-class WorkerView(msgspec.Struct, frozen=True):
+class WorkerView(msgspec.Struct, frozen=True, gc=False):
     """One worker at one moment. A struct, as copies of it are made at every step of a turn."""
 
     worker: Worker
@@ -156,7 +156,7 @@ Takers = tuple[Sequence[WorkerId], Sequence[WorkerId], Sequence[WorkerId], Seque
 """The P, D and R that take one model's turns, and those D and R that would if they were up."""
 
 
-class Fleet(msgspec.Struct, frozen=True):
+class Fleet(msgspec.Struct, frozen=True, gc=False):
     """All workers at one moment, by role those that take turns of one model, in the same order, and those down."""
 
     views: Mapping[WorkerId, WorkerView]

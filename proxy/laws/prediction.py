@@ -70,7 +70,7 @@ class Laws(Protocol):
         ...
 
 
-class TurnSize(msgspec.Struct, frozen=True):
+class TurnSize(msgspec.Struct, frozen=True, gc=False):
     """In tokens, as far as known before the turn."""
 
     prompt: int

@@ -33,7 +33,7 @@ Excluded = Collection[WorkerId | PairId]
 """Workers, and pairs of a P and a D, that are not to be used."""
 
 
-class Candidates(msgspec.Struct, frozen=True):
+class Candidates(msgspec.Struct, frozen=True, gc=False):
     """The workers that may take this turn, by role, and which pairs of them cannot hand over now."""
 
     prefills: Sequence[WorkerView]

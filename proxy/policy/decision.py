@@ -1,6 +1,7 @@
 """What goes into a decision, and what comes out of it.
 
-These are msgspec Structs, because they cost a tenth of frozen dataclasses to make.
+These are msgspec Structs, because they cost a tenth of frozen dataclasses to make. Those without `gc` hold nothing that
+could lead back to them.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Readable(msgspec.Struct, frozen=True, gc=False):
     tokens: int  # of the prompt, from its start
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the policy may know of one request. Token counts are estimates unless a tokenizer is configured."""
 
     model: str
@@ -118,7 +119,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     weighing: WeightRules = WeightRules()  # and `Turn.weights`
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """One way to serve the turn, judged by the laws; or why it was not judged."""
 
     route: Route
@@ -132,7 +133,7 @@ class Candidate(msgspec.Struct, frozen=True):
     excluded: str = ""  # the rule that forbids it
 
 
-class Preference(msgspec.Struct, frozen=True):
+class Preference(msgspec.Struct, frozen=True, gc=False):
     """The route that is wanted: by force or by the mode."""
 
     route: Route
@@ -143,7 +144,7 @@ class Preference(msgspec.Struct, frozen=True):
     decode: WorkerView | None = None  # where LOCAL is wanted whatever is held there; None: where the session lives
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The route, its workers, and why. `decode` is the D, or the R of a REPLICA turn."""
 
     route: Route

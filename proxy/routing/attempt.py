@@ -217,7 +217,7 @@ class OpenAnswer(msgspec.Struct):
     headers: Mapping[str, str] = {}  # of the worker's that go on to the client
 
 
-class TurnContext(msgspec.Struct, frozen=True):
+class TurnContext(msgspec.Struct, frozen=True, gc=False):
     """Who sent a request, the headers that each leg carries, and what its own headers ask of the proxy."""
 
     client: Client

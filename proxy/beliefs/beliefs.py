@@ -87,8 +87,8 @@ class Beliefs:
         own = _OWN_TURNS if source == entry.history else _SHARED_PREFIX
         slots: Mapping[int, int] = {} if source is None else self._places.of(source)
         by_mark = self._longest(entry) if entry.marks or entry.points else None
-        numbers = {**slots, **by_mark} if by_mark else slots
-        for number in sorted(numbers) if len(numbers) > 1 else numbers:
+        places = {**dict.fromkeys(by_mark, 0), **slots} if by_mark else slots  # slot 0 holds nothing
+        for number, slot in sorted(places.items()) if len(places) > 1 else places.items():
             if (numbered := self._numbered.get(number)) is None:
                 continue
             worker, book = numbered
@@ -97,8 +97,8 @@ class Beliefs:
                 continue
             if view.worker.coordinates and not view.worker.keeps_prefixes:
                 continue
-            tokens = book.entries.held[slots.get(number, 0)]  # slot 0 holds nothing
-            tokens = tokens if tokens < most else most
+            held = book.entries.held[slot]
+            tokens = held if held < most else most
             if by_mark and (tokens < most or not tokens) and (shared := by_mark.get(number, 0)) > tokens:
                 found[worker] = Held(shared, _SHARED_PREFIX)
             elif tokens:

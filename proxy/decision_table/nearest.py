@@ -49,7 +49,7 @@ class Nearest:
         self._ranges = (min(new), max(new), min(output), max(output), self._bounds[-1], axes.qps[0], axes.qps[-1])
 
     def cell(self, workload: TableQuery) -> int:
-        context = min(bisect_left(self._bounds, workload.cached_tokens), self._last)
+        context = bisect_left(self._bounds, workload.cached_tokens, 0, self._last)
         row = context * len(self._centres) + self._type(workload.new_tokens, workload.output_tokens)
         return row * (len(self._midpoints) + 1) + bisect_right(self._midpoints, workload.qps)
 
@@ -64,15 +64,21 @@ class Nearest:
         )
 
     def _type(self, new_tokens: int, output_tokens: int) -> int:
-        new_log, output_log = math.log2(max(new_tokens, 1)), math.log2(max(output_tokens, 1))
+        new_log = math.log2(new_tokens if new_tokens > 1 else 1)
+        output_log = math.log2(output_tokens if output_tokens > 1 else 1)
         square = int(_SQUARES * new_log), int(_SQUARES * output_log)
         near = self._near.get(square)
         if near is None:
             near = self._near[square] = self._near_all(*square)
         if len(near) == 1:
             return near[0]
-        distances = [_distance2(self._centres[kind], new_log, output_log) for kind in near]
-        return near[distances.index(min(distances))]
+        nearest, least = near[0], math.inf
+        for kind in near:
+            new, output = self._centres[kind]
+            distance2 = (new - new_log) ** 2 + (output - output_log) ** 2
+            if distance2 < least:
+                nearest, least = kind, distance2
+        return nearest
 
     def _near_all(self, new_square: int, output_square: int) -> list[int]:
         """The types that are nearest to any turn whose logarithms lie in this square."""
@@ -134,10 +140,6 @@ class _Scale:
         span = self._logs[after] - self._logs[before]
         share = (math.log2(value) - self._logs[before]) / span if span else 0.0
         return Mix(((before, 1.0 - share), (after, share)), True)
-
-
-def _distance2(centre: tuple[float, float], new_log: float, output_log: float) -> float:
-    return (centre[0] - new_log) ** 2 + (centre[1] - output_log) ** 2
 
 
 def _centres(axes: Axes) -> list[tuple[float, float]]:

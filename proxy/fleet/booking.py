@@ -98,7 +98,8 @@ class LegBooking:
             return
         assert self._prefill is not None, "only a P is held so"
         self._holds_prefill = False
-        self._end_fetch(now_s)
+        if self._fetch is not None:
+            self._end_fetch(self._fetch, now_s)
         if (use := self._prefill_use) is not None:
             use.computed(self._prefilling, now_s)
             use.end(self._prefilling)
@@ -108,7 +109,8 @@ class LegBooking:
         """The answering worker computes nothing more of the prompt, and has its KV: it answers, or has failed."""
         if self._computes_here:
             self._computes_here = False
-            self._end_fetch(now_s)
+            if self._fetch is not None:
+                self._end_fetch(self._fetch, now_s)
             if (use := self._decode_use) is not None:
                 use.computed(self._answering, now_s)
                 self._registry.use_changed(self._decode, use)
@@ -124,8 +126,10 @@ class LegBooking:
         if not self._holds_decode:  # the last that is given back, as the first that is reserved
             return
         self._holds_decode = False
-        self.free_prefill(now_s)
-        self.computed(now_s)
+        if self._holds_prefill:
+            self.free_prefill(now_s)
+        if self._computes_here or self._handover is not None:
+            self.computed(now_s)
         if (use := self._decode_use) is not None:
             use.end(self._answering)
             self._registry.use_changed(self._decode, use, legs=True)
@@ -134,10 +138,9 @@ class LegBooking:
         """Until prompts of other turns are computed there."""
         return 0.0 if self._registry.use(worker) is None else prefill_left_s(self._registry.total_use(worker), now_s)
 
-    def _end_fetch(self, now_s: float) -> None:
-        if self._fetch is not None:
-            self._fetch.end(self._registry, now_s)
-            self._fetch = None
+    def _end_fetch(self, fetch: _Move, now_s: float) -> None:
+        fetch.end(self._registry, now_s)
+        self._fetch = None
 
 
 class _Move:

@@ -183,7 +183,8 @@ def find_candidates(
     prefills, decodes, replicas = fleet.prefills, fleet.decodes, fleet.replicas
     full: Collection[WorkerId] = ()
     limit = rules.worker_limit or math.inf
-    busy = full_workers(decodes, limit), full_workers(replicas, limit), full_workers(prefills, limit)
+    busy_prefills = full_workers(prefills, limit) if rules.worker_limit else []  # else a P has places for all
+    busy = full_workers(decodes, limit), full_workers(replicas, limit), busy_prefills
     if blocked and _needs_prefill(fleet):  # nobody can do without a P: those that failed others are all there are
         blocked = {key for key in blocked if any(key == view.id for view in decodes)}
     if avoid or blocked or any(busy):

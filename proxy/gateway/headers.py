@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any
 
 from ..admission.auth import FORWARDED, SESSION
@@ -30,8 +29,6 @@ LB_NAMESPACE, SUBSET_NAMESPACE = "envoy.lb", "envoy.lb.subset_hint"
 """Of Envoy's metadata: where it reads the destination too, and where it says among which workers to choose."""
 OWN_NAMESPACE, ANSWERED = "ppd", "answered"
 """Of that metadata: whether an answer is the picker's own, which Envoy must leave as it is."""
-OF_ANSWER = frozenset({":status", "content-type", ATTEMPTS})
-"""What is read of an answer's head."""
 SUBSET = "x-gateway-destination-endpoint-subset"
 
 # What belongs to the connection, to Envoy, or to bodies. The rest of a client's headers could steer an engine, a
@@ -50,8 +47,6 @@ _KEPT = {
     "x-request-id",
 }
 _NAME, _CUTS = re.compile(r":?[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"[\r\n\0]")
-_USUAL_NAME = re.compile(":?[a-z][a-z0-9-]*")
-_KEY_OF, _RAW_OF = attrgetter("key"), attrgetter("raw_value")
 _NUMBER = re.compile("[0-9]{1,4}")
 _KINDS_OF_CLIENTS = 64  # by the names of their headers, which are remembered
 _KEPT_BEGIN = (":", "x-forwarded-", "x-envoy-")
@@ -85,32 +80,19 @@ def item_numbers(text: str) -> frozenset[int] | None:
     return frozenset(map(int, numbers)) if numbers else None
 
 
-def read(headers: Any, wanted: Container[str] | None = None) -> dict[str, str]:
-    """Names in lower case, values with a character for each byte; the first of a repeated one. wanted: None for all."""
-    came = headers.headers if wanted is None else [one for one in headers.headers if one.key in wanted]
-    names, raw = tuple(map(_KEY_OF, came)), list(map(_RAW_OF, came))  # Envoy sends no value but a raw one
-    joined = b"\n".join(raw).decode("latin-1")
-    values = joined.split("\n")
-    if all(raw) and len(values) == len(names) and "\r" not in joined and "\0" not in joined and _are_usual(names):
-        return dict(zip(names, values, strict=True))
+def read(headers: Any) -> dict[str, str]:
+    """Of a `HeaderMap`: names in lower case, values with a character for each byte; the first of a repeated one."""
     found: dict[str, str] = {}
-    for one in came:
+    for one in headers.headers:
         name, value = one.key, (one.raw_value or one.value.encode()).decode("latin-1")
         if _NAME.fullmatch(name) and not _CUTS.search(value):  # HTTP has no others
             found.setdefault(name.lower(), value)
     return found
 
 
-@lru_cache(_KINDS_OF_CLIENTS)
-def _are_usual(names: tuple[str, ...]) -> bool:
-    """Whether each is one name, in lower case, and none is repeated."""
-    return len(set(names)) == len(names) and all(map(_USUAL_NAME.fullmatch, names))
-
-
 def subset(metadata: Any) -> frozenset[WorkerId] | None:
-    """The workers among which Envoy lets choose; None: all."""
-    told = metadata.filter_metadata
-    hint = told.get(SUBSET_NAMESPACE) if told else None
+    """The workers among which Envoy lets choose; None: all. metadata: a `Metadata`; None: it says nothing."""
+    hint = None if metadata is None else metadata.filter_metadata.get(SUBSET_NAMESPACE)
     if hint is None or SUBSET not in hint.fields:
         return None
     given = hint.fields[SUBSET]
@@ -119,7 +101,6 @@ def subset(metadata: Any) -> frozenset[WorkerId] | None:
 
 
 def served(metadata: Any) -> WorkerId:
-    """Empty where Envoy does not say it."""
-    told = metadata.filter_metadata
-    served = told.get(LB_NAMESPACE) if told else None
+    """Empty where Envoy does not say it. metadata: as `subset` takes it."""
+    served = None if metadata is None else metadata.filter_metadata.get(LB_NAMESPACE)
     return WorkerId("" if served is None or SERVED not in served.fields else served.fields[SERVED].string_value)

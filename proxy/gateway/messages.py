@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from google.protobuf import struct_pb2, wrappers_pb2
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
-from .wire.fields import key, read_number
+from .. import plane
+from .headers import read
+from .wire.fields import key
 
 _EXT_PROC, _CORE, _TYPE = "envoy.service.ext_proc.v3", "envoy.config.core.v3", "envoy.type.v3"
 _HEALTH = "grpc.health.v1"
@@ -148,6 +151,7 @@ def _message(full_name: str) -> Any:
 
 
 ProcessingRequest = _message(f"{_EXT_PROC}.ProcessingRequest")
+Metadata = _message(f"{_CORE}.Metadata")
 ProcessingResponse = _message(f"{_EXT_PROC}.ProcessingResponse")
 CommonResponse = _message(f"{_EXT_PROC}.CommonResponse")
 HeaderValueOption = _message(f"{_CORE}.HeaderValueOption")
@@ -166,29 +170,47 @@ def key_of(message: str, name: str) -> int:
     return key(number)
 
 
-_BODY_STAGES = {key_of("ProcessingRequest", stage): stage for stage in ("request_body", "response_body")}
-_NO_METADATA = bytes((key_of("ProcessingRequest", "metadata_context"), 0))
 BODY, END_OF_STREAM = key_of("HttpBody", "body"), b"\x10\x01"
 """Of `HttpBody` and of `StreamedBodyResponse`: what stands before the body, and `end_of_stream` where it is true."""
-_TAILS = {b"": False, END_OF_STREAM: True, _NO_METADATA: False, END_OF_STREAM + _NO_METADATA: True}
 
 
-def body_piece(data: bytes | memoryview) -> tuple[str, bytes, bool] | None:
-    """The stage, a piece of the body, and whether it is the last; None where the message says more, or something else.
+class Stage(msgspec.Struct, frozen=True):
+    """What Envoy tells of a request: its head, a piece of its body, its trailers, or the same of its answer."""
 
-    Most of what comes is bodies, and a message object would copy each of them twice.
-    """
-    stage = _BODY_STAGES.get(data[0]) if data else None
-    if stage is None:
-        return None
-    message = memoryview(data)
-    size, begin = read_number(message, 1)
-    end = begin + size
-    if message[begin : begin + 1] != bytes((BODY,)):
-        return None
-    size, begin = read_number(message, begin + 1)
-    behind = begin + size
-    is_last = _TAILS.get(bytes(message[behind : behind + 5])) if behind <= len(message) else None
-    if is_last is None or end != behind + len(END_OF_STREAM) * is_last:
-        return None
-    return stage, bytes(message[begin:behind]), is_last
+    name: str  # of its field in `ProcessingRequest`; empty: it tells none that is known
+    headers: dict[str, str]  # of a head, as `headers.read` has them
+    piece: bytes  # of a body
+    is_last: bool  # nothing comes behind it but trailers
+    modes: tuple[int, int] | None  # in which the bodies of the request and of its answer come; None: not told
+    metadata: Any  # a `Metadata`; None: it says nothing
+    is_only_shown: bool  # Envoy waits for no answer
+
+
+_STAGES = {
+    field.number: field.name for field in ProcessingRequest.DESCRIPTOR.fields if field.containing_oneof is not None
+}
+
+
+def read_stage(data: bytes | memoryview) -> Stage:
+    """DecodeError for what is no `ProcessingRequest`."""
+    usual = plane.envoy_stage(data) if plane.IS_BUILT else None
+    if usual is None:
+        return _decoded_stage(ProcessingRequest.FromString(data))
+    number, headers, piece, is_last, modes, metadata, is_only_shown = usual
+    told = Metadata.FromString(metadata) if metadata else None
+    return Stage(_STAGES[number], headers, piece, is_last, modes, told, is_only_shown)
+
+
+def _decoded_stage(request: Any) -> Stage:
+    name, modes, metadata = request.WhichOneof("request") or "", request.protocol_config, request.metadata_context
+    part: Any = getattr(request, name, None)
+    is_head, is_body = name.endswith("_headers"), name.endswith("_body")
+    return Stage(
+        name,
+        read(part.headers) if is_head else {},
+        part.body if is_body else b"",
+        (is_head or is_body) and part.end_of_stream,
+        (modes.request_body_mode, modes.response_body_mode) if request.HasField("protocol_config") else None,
+        metadata if metadata.filter_metadata else None,
+        request.observability_mode,
+    )

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 from google.protobuf.message import DecodeError
 from msgspec.structs import replace
@@ -30,8 +29,8 @@ from ..routing.receipt_notes import decision_headers
 from ..routing.service import Caller, error_reply
 from ..telemetry.access_log import AccessRecord
 from . import answers
-from .headers import DESTINATION, OF_ANSWER, read, removed, served, subset, to_worker
-from .messages import BUFFERED, FULL_DUPLEX_STREAMED, ProcessingRequest, body_piece
+from .headers import DESTINATION, removed, served, subset, to_worker
+from .messages import BUFFERED, FULL_DUPLEX_STREAMED, Stage, read_stage
 from .other_requests import App, OtherRequest, decoded_path
 from .picked_encoders import PickedEncoders
 from .picked_turn import PickedTurn
@@ -73,25 +72,17 @@ class PickerCall:
     def message(self, data: bytes | memoryview) -> None:
         if self._is_over:
             return
-        piece = body_piece(data)
-        if piece is not None:
-            _BODY_STAGES[piece[0]](self, *piece[1:])
-            return
         try:
-            request = ProcessingRequest.FromString(data)
+            stage = read_stage(data)
         except DecodeError:
             self._end(GrpcStatus.INVALID_ARGUMENT, "the message is no ProcessingRequest")
             return
-        stage = request.WhichOneof("request")
-        if stage is None:
+        if not stage.name:
             self._end(GrpcStatus.INVALID_ARGUMENT, "the message is of no known stage")
-        elif request.observability_mode:  # its answers would be ignored, and the worker booked for nothing
+        elif stage.is_only_shown:  # its answers would be ignored, and the worker booked for nothing
             self._end(GrpcStatus.UNIMPLEMENTED, "this picker only decides")
-        elif stage in _BODY_STAGES:
-            body = getattr(request, stage)
-            _BODY_STAGES[stage](self, body.body, body.end_of_stream)
         else:
-            _STAGES[stage](self, request, getattr(request, stage))
+            _STAGES[stage.name](self, stage)
 
     def half_closed(self) -> None:
         """Envoy has no more to tell."""
@@ -113,24 +104,24 @@ class PickerCall:
 
     # -- the request
 
-    def _request_headers(self, request: Any, head: Any) -> None:
+    def _request_headers(self, head: Stage) -> None:
         if self._headers:
             self._end(GrpcStatus.INVALID_ARGUMENT, "the request's head came twice")
             return
-        self._headers = headers = read(head.headers)
-        modes = request.protocol_config
-        self._sends_back = modes.request_body_mode == FULL_DUPLEX_STREAMED
-        self._answer_is_sent_back = modes.response_body_mode == FULL_DUPLEX_STREAMED
-        self._only = subset(request.metadata_context)
+        self._headers = headers = head.headers
+        request_mode, response_mode = head.modes or (BUFFERED, 0)
+        self._sends_back = request_mode == FULL_DUPLEX_STREAMED
+        self._answer_is_sent_back = response_mode == FULL_DUPLEX_STREAMED
+        self._only = subset(head.metadata)
         path = decoded_path(headers)
         if self._proxy.access_log is not None:
             self._access = self._proxy.access_log.opened(headers.get(":method", ""), path)
-        if request.HasField("protocol_config") and modes.request_body_mode not in (BUFFERED, FULL_DUPLEX_STREAMED):
+        if request_mode not in (BUFFERED, FULL_DUPLEX_STREAMED):
             log.warning("Envoy's processing_mode must have request_body_mode BUFFERED or FULL_DUPLEX_STREAMED")
             self._refuse(PPDError("the gateway does not show its picker whole requests"))
             return
         if headers.get(":method") != "POST" or path not in _TURNS:
-            self._answer_other(is_whole=head.end_of_stream)
+            self._answer_other(is_whole=head.is_last)
             return
         try:
             self._caller = caller = self._proxy.turns.caller(Endpoint(path), headers)
@@ -143,12 +134,13 @@ class PickerCall:
         except PPDError as exc:
             self._refuse(exc)
             return
-        if head.end_of_stream:
+        if head.is_last:
             self._ends_body()
         elif not self._sends_back:
             self._hear_on()
 
-    def _request_body(self, piece: bytes, is_last: bool) -> None:
+    def _request_body(self, stage: Stage) -> None:
+        piece = stage.piece
         if self._is_whole or (self._caller is None and self._other is None):
             self._end(GrpcStatus.INVALID_ARGUMENT, "a body came without its head, or after its end")
             return
@@ -165,10 +157,10 @@ class PickerCall:
             self._refuse(exc)
             return
         # A body that Envoy holds comes in one piece. If trailers follow, that does not say that it is the last one.
-        if is_last or not self._sends_back:
+        if stage.is_last or not self._sends_back:
             self._ends_body()
 
-    def _request_trailers(self, _: Any, trailers: Any) -> None:
+    def _request_trailers(self, _: Stage) -> None:
         self._has_trailers = True
         if not self._is_whole and (self._caller is not None or self._other is not None):
             self._ends_body()
@@ -289,27 +281,27 @@ class PickerCall:
 
     # -- the answer
 
-    def _response_headers(self, request: Any, head: Any) -> None:
+    def _response_headers(self, head: Stage) -> None:
         sent: dict[str, str] = {}
         if self._turn is not None and self._caller is not None:
-            self._turn.head(read(head.headers, OF_ANSWER), served(request.metadata_context))
+            self._turn.head(head.headers, served(head.metadata))
             sent = self._told_of(self._caller)
-            if head.end_of_stream:
+            if head.is_last:
                 self._turn.ended()
         self._send(answers.told(sent))
 
-    def _response_body(self, piece: bytes, is_last: bool) -> None:
+    def _response_body(self, stage: Stage) -> None:
         if self._turn is not None:
-            if piece:
-                self._turn.observe(piece)
-            if is_last:
+            if stage.piece:
+                self._turn.observe(stage.piece)
+            if stage.is_last:
                 self._turn.ended()
         if self._answer_is_sent_back:
-            self._send_pieces("response_body", piece, is_last=is_last)
+            self._send_pieces("response_body", stage.piece, is_last=stage.is_last)
         else:
             self._send(answers.carry_on("response_body"))
 
-    def _response_trailers(self, _: Any, trailers: Any) -> None:
+    def _response_trailers(self, _: Stage) -> None:
         if self._turn is not None:
             self._turn.ended()
         self._send(answers.carry_on("response_trailers"))
@@ -373,8 +365,9 @@ class PickerCall:
 
 _STAGES = {
     "request_headers": PickerCall._request_headers,
+    "request_body": PickerCall._request_body,
     "request_trailers": PickerCall._request_trailers,
     "response_headers": PickerCall._response_headers,
+    "response_body": PickerCall._response_body,
     "response_trailers": PickerCall._response_trailers,
 }
-_BODY_STAGES = {"request_body": PickerCall._request_body, "response_body": PickerCall._response_body}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from typing import Any
 
 from google.protobuf.message import DecodeError
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -25,8 +24,8 @@ from ..openai.request import Endpoint
 from ..routing.attempt import Attempt, Job
 from ..routing.receipt_notes import as_shadow
 from ..routing.service import Caller
-from .headers import DESTINATION, ENCODER_ITEMS, ENCODERS, OF_ANSWER, PREFILLER, item_numbers, read, served
-from .messages import ProcessingRequest
+from .headers import DESTINATION, ENCODER_ITEMS, ENCODERS, PREFILLER, item_numbers, served
+from .messages import Stage, read_stage
 from .picked_encoders import PickedEncoders
 from .picked_turn import PickedTurn
 from .reports import Reports
@@ -70,7 +69,7 @@ class ShadowCall:
         self._room = proxy.body_memory.room()
         self._task: asyncio.Task[None] | None = None
         self._turn: PickedTurn | None = None
-        self._held: list[tuple[str, Any]] = []
+        self._held: list[Stage] = []
         self._held_bytes = 0
         self._is_over = False
 
@@ -80,25 +79,21 @@ class ShadowCall:
         if self._is_over:
             return
         try:
-            request = ProcessingRequest.FromString(data)
+            stage = read_stage(data)
         except DecodeError:
             self._end(GrpcStatus.INVALID_ARGUMENT, "the message is no ProcessingRequest")
             return
-        if not request.observability_mode:
+        if not stage.is_only_shown:
             self._end(GrpcStatus.UNIMPLEMENTED, "this picker only watches: observability_mode")
             return
-        stage = request.WhichOneof("request")
-        if stage == "request_headers":
-            self._request_headers(request.request_headers)
-        elif stage in ("request_body", "request_trailers") and self._caller is not None and self._task is None:
-            self._request_body(
-                b"" if stage == "request_trailers" else request.request_body.body,
-                is_last=stage == "request_trailers" or request.request_body.end_of_stream,
-            )
+        if stage.name == "request_headers":
+            self._request_headers(stage)
+        elif stage.name in ("request_body", "request_trailers") and self._caller is not None and self._task is None:
+            self._request_body(stage.piece, is_last=stage.is_last or stage.name == "request_trailers")
         elif self._turn is not None:
-            self._answer(stage, request)
+            self._answer(stage)
         elif self._task is not None:
-            self._held.append((stage, request))
+            self._held.append(stage)
             self._held_bytes += len(data)
             if len(self._held) > HELD_MESSAGES or self._held_bytes > HELD_BYTES:
                 self._end()
@@ -114,8 +109,8 @@ class ShadowCall:
 
     # -- the request
 
-    def _request_headers(self, head: Any) -> None:
-        self._headers = headers = read(head.headers)
+    def _request_headers(self, head: Stage) -> None:
+        self._headers = headers = head.headers
         path = headers.get(":path", "").partition("?")[0]
         if headers.get(":method") != "POST" or path not in _TURNS or not headers.get(DESTINATION):
             self._end()  # no turn, or one that the ruling picker has refused
@@ -181,8 +176,8 @@ class ShadowCall:
         self._turn = PickedTurn(proxy.state, proxy.learner, proxy.chooser, self._reports, job, ruled)
         self._turn.encoders = encoders
         held, self._held = self._held, []
-        for stage, request in held:
-            self._answer(stage, request)
+        for stage in held:
+            self._answer(stage)
         if self._is_over:
             self._turn.ended()
 
@@ -198,18 +193,17 @@ class ShadowCall:
 
     # -- the answer
 
-    def _answer(self, stage: str, request: Any) -> None:
+    def _answer(self, stage: Stage) -> None:
         assert self._turn is not None, "it is followed"
-        if stage == "response_headers":
-            head = request.response_headers
-            self._turn.head(read(head.headers, OF_ANSWER), served(request.metadata_context))
-            if head.end_of_stream:
+        if stage.name == "response_headers":
+            self._turn.head(stage.headers, served(stage.metadata))
+            if stage.is_last:
                 self._turn.ended()
-        elif stage == "response_body":
-            self._turn.observe(request.response_body.body)
-            if request.response_body.end_of_stream:
+        elif stage.name == "response_body":
+            self._turn.observe(stage.piece)
+            if stage.is_last:
                 self._turn.ended()
-        elif stage == "response_trailers":
+        elif stage.name == "response_trailers":
             self._turn.ended()
 
     # -- its end

@@ -1,10 +1,11 @@
-"""Compiled code over bytes: sockets, HTTP/1.1, streams of text, what JSON is known by, and what sessions keep."""
+"""Compiled code over bytes: sockets, HTTP/1.1, Envoy's messages, streams, what JSON is known by, what sessions keep."""
 
 from __future__ import annotations
 
 try:
     from .body_parts import PlainMessage, member, members, messages
     from .bones import bones
+    from .envoy_stage import envoy_stage
     from .http1 import AnswerParser, NotHttp, RequestParser
     from .packed_units import PackedUnits, TokenLine
     from .poller import Poller, SocketTransport
@@ -31,6 +32,7 @@ __all__ = [
     "TextLane",
     "TokenLine",
     "bones",
+    "envoy_stage",
     "member",
     "members",
     "messages",

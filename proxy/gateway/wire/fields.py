@@ -5,8 +5,6 @@ For the few messages of each turn: to build an object for each part of them take
 
 from __future__ import annotations
 
-_NO_NUMBER = 1 << 62
-
 
 def key(number: int) -> int:
     """What stands before a field that is a string, bytes or a message, in one byte as `number` is below 16."""
@@ -32,15 +30,3 @@ def _number(number: int) -> bytes:
         encoded.append(number & 0x7F | 0x80)
         number >>= 7
     return bytes(encoded) + bytes((number,))
-
-
-def read_number(message: memoryview, at: int) -> tuple[int, int]:
-    """Of at most 35 bits, and where it ends; one that is longer, or does not end, is larger than any message."""
-    number = shift = 0
-    for byte in message[at : at + 5]:
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, at
-        shift += 7
-    return _NO_NUMBER, at

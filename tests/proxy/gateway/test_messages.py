@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from envoy.config.core.v3 import base_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2
 from envoy.type.v3 import http_status_pb2
 from google.protobuf.message import DecodeError
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ppd.proxy import plane
 from ppd.proxy.gateway import messages
 
 ENVOYS = {
@@ -55,55 +57,101 @@ def test_numbers_of_enums() -> None:
     assert base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD == messages.OVERWRITE_IF_EXISTS_OR_ADD
 
 
-def body_message(
-    stage: str, body: bytes, *, is_last: bool = False, metadata: bool = False, more: bool = False
-) -> bytes:
+HEADERS = {":path": b"/v1/chat/completions", "x-long": b"y" * 300, "accept": b"caf\xe9"}
+ODD_HEADERS = {**HEADERS, "X-Upper": b"1", "x-empty": b"", "x-cut": b"1\r\n2", "x_y": b"3"}
+
+
+def told(stage: str, *, is_last: bool = False, metadata: str = "none", more: str = "", **values: Any) -> bytes:
+    """metadata: none, empty, or the name of a namespace. more: of the message's other fields, those that are set."""
     sent = messages.ProcessingRequest()
     part = getattr(sent, stage)
-    part.body, part.end_of_stream = body, is_last
     part.SetInParent()
-    if metadata:
+    if stage.endswith("_body"):
+        part.body, part.end_of_stream = values["body"], is_last
+    elif stage.endswith("_headers"):
+        for name, value in values["headers"].items():
+            part.headers.headers.add(key=name, raw_value=value)
+        part.end_of_stream = is_last
+    if metadata != "none":
         sent.metadata_context.SetInParent()
-    sent.observability_mode = more
+    if metadata not in ("none", "empty"):
+        sent.metadata_context.filter_metadata[metadata].update({"names": ["a", "b"]})
+    sent.observability_mode = "shown" in more
+    if "modes" in more:
+        sent.protocol_config.request_body_mode = messages.FULL_DUPLEX_STREAMED
     encoded: bytes = sent.SerializeToString()
     return encoded
 
 
-@pytest.mark.parametrize("stage", ["request_body", "response_body"])
-@pytest.mark.parametrize("is_last", [True, False])
-@pytest.mark.parametrize("metadata", [True, False])
-@pytest.mark.parametrize("size", [1, 120, 128, 16_384, 3_000_000])
-def test_a_piece_of_a_body_is_read_from_its_encoding(stage: str, is_last: bool, metadata: bool, size: int) -> None:
-    sent = body_message(stage, b"x" * size, is_last=is_last, metadata=metadata)
-    assert messages.body_piece(memoryview(sent)) == (stage, b"x" * size, is_last)
-    assert messages.body_piece(body_message(stage, b"x" * size, is_last=is_last, metadata=metadata, more=True)) is None
-
-
-BODIES = [
-    body_message(stage, body, is_last=is_last, metadata=metadata)
-    for stage in ("request_body", "response_body")
-    for body in (b"", b"{}", b"x" * 127, b"x" * 200)
+SENT = [
+    told(stage, is_last=is_last, metadata=metadata, more=more, headers=headers, body=body)
+    for stage, headers, body in (
+        ("request_headers", HEADERS, b""),
+        ("request_headers", ODD_HEADERS, b""),
+        ("response_headers", {":status": b"200"}, b""),
+        ("response_headers", {}, b""),
+        *(("request_body", {}, size * b"x") for size in (0, 1, 120, 128, 16_384)),
+        ("response_body", {}, b"{}"),
+        ("request_trailers", {}, b""),
+        ("response_trailers", {}, b""),
+    )
     for is_last in (True, False)
-    for metadata in (True, False)
+    for metadata in ("none", "empty", "envoy.lb")
+    for more in ("", "shown", "modes", "shown modes")
 ]
 
 
-@given(st.sampled_from(BODIES), st.lists(st.tuples(st.integers(0, 300), st.integers(0, 2), st.binary(max_size=2))))
-def test_what_is_read_of_a_damaged_one_is_what_its_message_says(
-    sent: bytes, edits: list[tuple[int, int, bytes]]
+def read(data: bytes) -> Any:
+    """Of a `Stage`, what can be compared; None for what is no message."""
+    try:
+        stage = messages.read_stage(data)
+    except DecodeError:
+        return None
+    metadata = {} if stage.metadata is None else {name: dict(of) for name, of in stage.metadata.filter_metadata.items()}
+    return *msgspec.structs.astuple(msgspec.structs.replace(stage, metadata=None)), metadata
+
+
+def assert_read_alike(data: bytes, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """With compiled code, and without."""
+    found = read(data)
+    with monkeypatch.context() as without:
+        without.setattr(plane, "IS_BUILT", False)
+        assert read(data) == found
+    return found
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x00", b"\x12", told("request_body", body=b"x" * 3_000_000, is_last=True), *SENT]
+)
+def test_a_stage_is_read_as_its_message_says(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_read_alike(data, monkeypatch)
+    assert read(memoryview(data)) == read(data)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("data", "is_usual"),
+    [
+        (told("request_headers", headers=HEADERS, metadata="envoy.lb", more="modes", is_last=True), True),
+        (told("response_headers", headers={":status": b"200"}, metadata="empty"), True),
+        (told("request_body", body=b"{}", is_last=True, metadata="empty"), True),
+        (told("request_body", body=b"", more="shown"), True),
+        (told("request_headers", headers=ODD_HEADERS), False),
+        (told("request_trailers"), False),
+        (told("request_body", body=b"1") + told("request_body", body=b"2"), False),
+        (b"", False),
+    ],
+)
+def test_what_is_usual_is_read_from_its_bytes(data: bytes, is_usual: bool) -> None:
+    assert (plane.envoy_stage(data) is not None) is is_usual
+
+
+@given(st.sampled_from(SENT), st.lists(st.tuples(st.integers(0, 900), st.integers(0, 2), st.binary(max_size=2))))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_damaged_one_is_read_as_its_message_says(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes, edits: list[tuple[int, int, bytes]]
 ) -> None:
     damaged = bytearray(sent)
     for at, cut, put in edits:
         start = at % (len(damaged) + 1)
         damaged[start : start + cut] = put
-    read = messages.body_piece(bytes(damaged))
-    try:
-        message = messages.ProcessingRequest.FromString(bytes(damaged))
-    except DecodeError:
-        assert read is None
-        return
-    if read is not None:
-        stage, body, is_last = read
-        assert message.WhichOneof("request") == stage
-        part = getattr(message, stage)
-        assert (part.body, part.end_of_stream, message.observability_mode) == (body, is_last, False)
+    assert_read_alike(bytes(damaged), monkeypatch)

@@ -13,6 +13,7 @@ from .asgi_edge import Edge
 from .asgi_exchange import AsgiExchange, RefusedExchange
 from .http1_connection import ClientConnection, Exchange
 from .request_head import OFFERED, RequestHead
+from .stream_splice import SilenceWatch
 from .turn_exchange import TurnExchange
 
 _TURNS = {endpoint.value.encode(): endpoint for endpoint in Endpoint}
@@ -28,6 +29,7 @@ class Http1Server:
         self.patience_s = config.idle_timeout_s
         self.head_limit_bytes = config.head_limit_bytes
         self._body_limit_bytes = config.body_limit_bytes
+        self._silence = SilenceWatch(config.idle_timeout_s)
         self._edge = edge
         self._service = service
 
@@ -50,7 +52,7 @@ class Http1Server:
             self._service,
             self._edge.body_memory.room(),
             body_limit_bytes=self._body_limit_bytes,
-            idle_s=self.patience_s,
+            silence=self._silence,
             more=more,
         )
 

@@ -28,18 +28,53 @@ class Receiver(Protocol):
     def fail(self) -> None: ...  # the stream can't be completed
 
 
+class SilenceWatch:
+    """Gives up workers of open streams that have been silent for `idle_s`, or up to a second longer.
+
+    One timer looks at all streams: one for each would take half a KiB.
+    """
+
+    def __init__(self, idle_s: float) -> None:
+        self.idle_s = idle_s
+        self._pause_s = min(1.0, idle_s / 4)
+        self._streams: dict[Splice, None] = {}  # not a set, which may be five times as large as what is in it
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, stream: Splice) -> None:
+        self._streams[stream] = None
+        if self._timer is None:
+            self._wait()
+
+    def discard(self, stream: Splice) -> None:
+        self._streams.pop(stream, None)
+
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        heard_by_s = asyncio.get_running_loop().time() - self.idle_s
+        for stream in tuple(self._streams):
+            if stream.is_silent_since(heard_by_s):
+                stream.give_up()
+        if self._streams:
+            self._wait()
+
+
 class Splice:
-    """One stream: `start` once, then `pause`, `resume` and `abandon`. idle_s: how long the worker may be silent."""
+    """One stream: `start` once, then `pause`, `resume` and `abandon`. silence: limits that of the worker."""
 
-    __slots__ = ("_heard_s", "_idle_s", "_is_paused", "_lane", "_loop", "_receiver", "_stream", "_watch")
+    __slots__ = ("_heard_s", "_is_paused", "_lane", "_last_wait", "_loop", "_receiver", "_silence", "_stream")
 
-    def __init__(self, stream: Streaming, receiver: Receiver, loop: asyncio.AbstractEventLoop, idle_s: float) -> None:
+    def __init__(
+        self, stream: Streaming, receiver: Receiver, loop: asyncio.AbstractEventLoop, silence: SilenceWatch
+    ) -> None:
         self._stream = stream
         self._receiver = receiver
-        self._idle_s = idle_s
+        self._silence = silence
         self._loop = loop
         self._heard_s = self._loop.time()
-        self._watch: asyncio.TimerHandle | None = None
+        self._last_wait: asyncio.TimerHandle | None = None  # for the end, once the answer is whole
         self._is_paused = False
         self._lane: plane.TextLane | None = None  # passes plain events on, past this object
 
@@ -49,7 +84,7 @@ class Splice:
         if self._stream.is_over:
             self._expect_end()
         else:
-            self._watch = self._loop.call_later(self._idle_s, self._check_idle)
+            self._silence.add(self)
         self._stream.answer.hand_on(self)
         if self._is_paused:  # the first piece filled the client's buffer, but `hand_on` may have resumed the worker
             self._stream.answer.pause()
@@ -96,7 +131,7 @@ class Splice:
 
     def resume(self) -> None:
         self._is_paused = False
-        self._heard_s = self._loop.time()  # while paused the worker could not send: that is no silence
+        self._heard_s = self._loop.time()  # the worker's time begins anew
         self._stream.answer.resume()
 
     def abandon(self) -> None:
@@ -104,21 +139,18 @@ class Splice:
         self._stop()
         self._stream.abandon()
 
-    def _check_idle(self) -> None:
-        """One timer for the whole stream: moving it with each piece would cost more than the piece."""
+    def is_silent_since(self, heard_by_s: float) -> bool:
+        """While paused the worker cannot send: that is no silence."""
         heard_s = self._heard_s if self._lane is None else max(self._heard_s, self._lane.heard_s)
-        due_s = heard_s + self._idle_s
-        if self._stream.answer.is_paused:
-            due_s = self._loop.time() + self._idle_s
-        if due_s > self._loop.time():
-            self._watch = self._loop.call_at(due_s, self._check_idle)
-        else:
-            self._stream.answer.give_up_waiting()
+        return heard_s <= heard_by_s and not self._stream.answer.is_paused
+
+    def give_up(self) -> None:
+        self._stream.answer.give_up_waiting()
 
     def _expect_end(self) -> None:
         """The client has everything; waits a moment for the worker's end of message, to reuse its connection."""
         self._stop()
-        self._watch = self._loop.call_later(min(END_S, self._idle_s), self._stream.answer.give_up_waiting)
+        self._last_wait = self._loop.call_later(min(END_S, self._silence.idle_s), self.give_up)
 
     def _arm(self) -> None:
         if self._lane is not None:
@@ -139,6 +171,7 @@ class Splice:
         if self._lane is not None:
             self._lane.close()
             self._lane = None
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
+        self._silence.discard(self)
+        if self._last_wait is not None:
+            self._last_wait.cancel()
+            self._last_wait = None

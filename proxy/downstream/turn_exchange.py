@@ -29,7 +29,7 @@ from .asgi_edge import EVENT_ENDS
 from .http1_connection import ClientConnection
 from .limits import OpenRequests
 from .request_head import RequestHead
-from .stream_splice import Splice
+from .stream_splice import SilenceWatch, Splice
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,6 @@ class TurnExchange:
         "_endpoint",
         "_expects_continue",
         "_head",
-        "_idle_s",
         "_is_chunked",
         "_is_compressed",
         "_is_event_stream",
@@ -77,6 +76,7 @@ class TurnExchange:
         "_requests",
         "_room",
         "_service",
+        "_silence",
         "_splice",
         "_state",
         "_tail",
@@ -100,7 +100,7 @@ class TurnExchange:
         room: BodyRoom,
         *,
         body_limit_bytes: int,
-        idle_s: float,
+        silence: SilenceWatch,
         more: Headers,
     ) -> None:
         """more: headers of whatever answer."""
@@ -114,7 +114,7 @@ class TurnExchange:
         self._requests = requests
         self._service = service
         self._body_limit_bytes = body_limit_bytes
-        self._idle_s = idle_s
+        self._silence = silence
         self._state = _WAITING
         self._caller: Caller | None = None
         self._received = ReceivedBody()
@@ -245,7 +245,7 @@ class TurnExchange:
         self._is_event_stream = reply.content_type.startswith(EVENT_STREAM)
         self._unsent = self._answer_head(reply, None)  # goes out with the first piece
         if isinstance(body, Streaming):
-            splice = self._splice = Splice(body, self, self._connection.loop, self._idle_s)
+            splice = self._splice = Splice(body, self, self._connection.loop, self._silence)
             if self._room is not None:
                 splice.pause()
             splice.start()

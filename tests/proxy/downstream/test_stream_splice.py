@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from ppd.proxy.downstream.stream_splice import Splice
+from ppd.proxy.downstream.stream_splice import SilenceWatch, Splice
 from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause
 from ppd.proxy.fleet.worker import Role, Worker
@@ -101,7 +101,7 @@ def spliced(wire: Wire, *, takes: int = 1000, idle_s: float = 5.0) -> tuple[Answ
     answer.head(200, {})
     stream = Stream(answer)
     client = Client(takes)
-    client.splice = Splice(cast(Streaming, stream), client, asyncio.get_running_loop(), idle_s)
+    client.splice = Splice(cast(Streaming, stream), client, asyncio.get_running_loop(), SilenceWatch(idle_s))
     return answer, stream, client, client.splice
 
 

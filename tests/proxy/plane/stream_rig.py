@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from ppd.proxy.downstream import response
-from ppd.proxy.downstream.stream_splice import Splice
+from ppd.proxy.downstream.stream_splice import SilenceWatch, Splice
 from ppd.proxy.errors import LegError
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.openai.answer import AnswerObserver
@@ -193,7 +193,7 @@ class Rig:
         self.answer = Answer(self.connection, PATIENT, call, lambda _: None)
         self.connection.send(self.answer, b"POST / HTTP/1.1\r\n\r\n", ())
         self.stream = Stream(self.answer)
-        self.splice = Splice(cast(Streaming, self.stream), self.client, asyncio.get_running_loop(), 60.0)
+        self.splice = Splice(cast(Streaming, self.stream), self.client, asyncio.get_running_loop(), SilenceWatch(60.0))
         self.client.splice = self.splice
         self.got = b""
 

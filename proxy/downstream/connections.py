@@ -58,7 +58,7 @@ class Connections:
         self._patience = Patience(config.head_timeout_s, config.idle_connection_s)
         self._limit = config.connections_per_address
         self._limit_of_all = share_of_clients(open_files_limit())
-        self._open: set[ConnectionLimits] = set()
+        self._open: dict[ConnectionLimits, None] = {}  # not a set, which may be five times as large as what is in it
         self._idle = IdleConnections()
         self._arriving: dict[asyncio.BaseProtocol, _Arriving] = {}
         self._http2: set[ConnectionLimits] = set()
@@ -137,7 +137,7 @@ class Connections:
         limits = ConnectionLimits(
             transport, self._patience, self._now, address=address, is_tls=self._tls is not None, idle=self._idle
         )
-        self._open.add(limits)
+        self._open[limits] = None
         arriving = self._arriving.get(transport.get_protocol())
         if arriving is not None:
             self._idle.discard(arriving)  # `limits` stand there for the connection
@@ -147,7 +147,7 @@ class Connections:
         return limits
 
     def closed(self, limits: ConnectionLimits) -> None:
-        self._open.discard(limits)
+        self._open.pop(limits, None)
         self._idle.discard(limits)
         self._gone(limits.address)
 

@@ -63,6 +63,13 @@ class Server(Protocol):
 class ClientConnection(asyncio.Protocol):
     """address: the key under which `host` counts this client's connections."""
 
+    __slots__ = (
+        *("_address", "_ahead", "_body_left_bytes", "_body_timer", "_current", "_has_read", "_held", "_host"),
+        *("_ignores_input", "_incoming", "_is_advancing", "_is_ended", "_is_ending", "_is_held_back", "_is_in_head"),
+        *("_is_stalled", "_offer", "_parser", "_server", "_stall_timer", "_transport", "_unclear_bytes"),
+        *("is_made", "limits", "loop"),
+    )
+
     def __init__(self, server: Server, host: Host, address: str) -> None:
         self.limits: ConnectionLimits
         self.is_made = False  # from here on, `host` is told when it is closed
@@ -74,7 +81,7 @@ class ClientConnection(asyncio.Protocol):
         self._parser: plane.RequestParser | None = None
         self._current: Exchange | None = None  # is being answered
         self._incoming: Exchange | None = None  # its request is being read
-        self._ahead: list[Exchange] = []  # wait for the answers before them
+        self._ahead: tuple[Exchange, ...] = ()  # wait for the answers before them
         self._held = b""  # unparsed bytes behind those, or the first ones, which may become HTTP/2's preface
         self._offer = b""  # the head of a request that offered an upgrade, rewritten without the offer
         self._body_left_bytes = 0  # still to come of the current body, if its length is known
@@ -159,7 +166,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = self._parser = None
         self._ignores_input = self._is_ended = True
-        self._ahead.clear()
+        self._ahead = ()
         self._stop_body_timer()
         self._stop_stall_timer()
         current, self._current, self._incoming = self._current, None, None
@@ -237,7 +244,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _queue(self, exchange: Exchange) -> None:
         if not self._is_ended:
-            self._ahead.append(exchange)
+            self._ahead += (exchange,)
             self._advance()
 
     def _advance(self) -> None:
@@ -250,7 +257,7 @@ class ClientConnection(asyncio.Protocol):
                 if self._is_ending or (self._ignores_input and not self._ahead):
                     self._end()
                 elif self._ahead:
-                    self._current = self._ahead.pop(0)
+                    self._current, self._ahead = self._ahead[0], self._ahead[1:]
                     self._current.begin()
                     if self._held and self._current is not None and self._current is self._incoming:
                         self._read_on()  # the rest of its body
@@ -270,7 +277,7 @@ class ClientConnection(asyncio.Protocol):
     def _end(self) -> None:
         is_read = self._incoming is None and not self._ignores_input and not self._held
         self._ignores_input = self._is_ended = True
-        self._ahead.clear()
+        self._ahead = ()
         self._held = b""
         self._stop_body_timer()
         if self._transport is not None and not self._transport.is_closing():

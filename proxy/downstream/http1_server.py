@@ -14,7 +14,7 @@ from .asgi_exchange import AsgiExchange, RefusedExchange
 from .http1_connection import ClientConnection, Exchange
 from .request_head import OFFERED, RequestHead
 from .stream_splice import SilenceWatch
-from .turn_exchange import TurnExchange
+from .turn_exchange import TurnExchange, TurnSite
 
 _TURNS = {endpoint.value.encode(): endpoint for endpoint in Endpoint}
 
@@ -28,10 +28,11 @@ class Http1Server:
     def __init__(self, edge: Edge, service: TurnService | None, config: ProxyConfig) -> None:
         self.patience_s = config.idle_timeout_s
         self.head_limit_bytes = config.head_limit_bytes
-        self._body_limit_bytes = config.body_limit_bytes
-        self._silence = SilenceWatch(config.idle_timeout_s)
         self._edge = edge
-        self._service = service
+        self._turns: TurnSite | None = None
+        if service is not None:
+            silence = SilenceWatch(config.idle_timeout_s)
+            self._turns = TurnSite(edge.requests, service, silence, config.body_limit_bytes)
 
     def exchange(self, connection: ClientConnection, head: RequestHead) -> Exchange:
         path = head.target.partition(b"?")[0]
@@ -42,19 +43,9 @@ class Http1Server:
             note = partial(self._edge.requests.refused, head.method.decode("latin-1"), path.decode("latin-1"))
             return RefusedExchange(connection, refused, note, head.target, more)
         endpoint = _TURNS.get(path) if head.method == b"POST" else None
-        if endpoint is None or self._service is None:
+        if endpoint is None or self._turns is None:
             return AsgiExchange(connection, head, self._edge, more)
-        return TurnExchange(
-            connection,
-            head,
-            endpoint,
-            self._edge.requests,
-            self._service,
-            self._edge.body_memory.room(),
-            body_limit_bytes=self._body_limit_bytes,
-            silence=self._silence,
-            more=more,
-        )
+        return TurnExchange(connection, head, endpoint, self._turns, self._edge.body_memory.room(), more)
 
     def refusal(self, connection: ClientConnection, error: RequestError) -> Exchange:
         return RefusedExchange(connection, error, partial(self._edge.requests.refused, "", ""))

@@ -92,6 +92,11 @@ class IdleConnections:
 class ConnectionLimits:
     """The phase of one client's connection and its deadline. now: a monotonic clock in seconds."""
 
+    __slots__ = (
+        *("_at_work", "_deadline_s", "_idle", "_is_ending", "_is_multiplexed", "_latest_s", "_left", "_now"),
+        *("_patience", "_requests", "address", "is_stalled", "is_tls", "phase", "transport"),
+    )
+
     def __init__(
         self,
         transport: asyncio.Transport,
@@ -113,7 +118,7 @@ class ConnectionLimits:
         self._patience = patience
         self._now = now
         self._deadline_s = now() + patience.head_s
-        self._at_work: list[AtWork] = []  # with HTTP/1.1 one at most
+        self._at_work: tuple[AtWork, ...] = ()  # with HTTP/1.1 one at most
         self._requests = 0
         self._left = 0
         self._is_multiplexed = False
@@ -131,7 +136,7 @@ class ConnectionLimits:
         self.phase = ConnectionPhase.BUSY
         self._idle.discard(self)
         self._is_multiplexed = request.is_multiplexed
-        self._at_work.append(request)
+        self._at_work += (request,)
         self._requests += 1
 
     @property
@@ -140,8 +145,7 @@ class ConnectionLimits:
 
     def ended(self, request: AtWork, *, left: bool) -> None:
         """left: the client went before the answer was complete."""
-        if request in self._at_work:
-            self._at_work.remove(request)
+        self._at_work = tuple([other for other in self._at_work if other is not request])
         self._left += left
         if self._left > LEFT_LIMIT and self._left > LEFT_SHARE * self._requests:
             self.abort()
@@ -164,7 +168,7 @@ class ConnectionLimits:
 
     def lost(self) -> None:
         """The client has left. Hypercorn reports that too, but not while it holds back a pipelined request."""
-        for request in tuple(self._at_work):
+        for request in self._at_work:
             request.leave()
 
     def close_if_overdue(self) -> None:
@@ -241,7 +245,7 @@ class OpenRequests:
         self._drain = drain
         self._access = access
         self.wrong_keys = WrongKeys(time.monotonic)
-        self._open: set[UnderWay] = set()
+        self._open: dict[UnderWay, None] = {}  # not a set, which may be five times as large as what is in it
         self._quiet = asyncio.Event()
 
     def opened(self, method: str, path: str) -> AccessRecord | None:
@@ -257,10 +261,10 @@ class OpenRequests:
     def began(self, request: UnderWay, connection: ConnectionLimits) -> None:
         request.is_draining = self._drain.is_draining
         connection.began(request)
-        self._open.add(request)
+        self._open[request] = None
 
     def ended(self, request: UnderWay, connection: ConnectionLimits, *, left: bool) -> None:
-        self._open.discard(request)
+        self._open.pop(request, None)
         if self._access is not None and request.record is not None:
             self._access.closed(request.record, "completed" if not left else "cut" if self._drain.is_cut else "left")
         if not self._open:

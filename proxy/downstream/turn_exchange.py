@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
+from dataclasses import dataclass
 from enum import Enum
 
 from ..admission.web_pages import Headers
@@ -51,18 +52,28 @@ _WITHHOLDING, _STREAMING, _OVER = _State.WITHHOLDING, _State.STREAMING, _State.O
 _WRONG_KEY = 401
 
 
+@dataclass(frozen=True, slots=True)
+class TurnSite:
+    """What all turns of one server share."""
+
+    requests: OpenRequests
+    service: TurnService
+    silence: SilenceWatch
+    body_limit_bytes: int
+
+
 class TurnExchange:
     """One turn: an `Exchange` of its connection, and one of its open requests."""
 
     # Of more than 30 attributes each object would have a dict of its own, which takes 1.5 KiB.
     __slots__ = (
         "_body",
-        "_body_limit_bytes",
         "_caller",
         "_connection",
         "_endpoint",
         "_expects_continue",
         "_head",
+        "_is_between_events",
         "_is_chunked",
         "_is_compressed",
         "_is_event_stream",
@@ -73,13 +84,10 @@ class TurnExchange:
         "_more",
         "_received",
         "_refused",
-        "_requests",
         "_room",
-        "_service",
-        "_silence",
+        "_site",
         "_splice",
         "_state",
-        "_tail",
         "_task",
         "_unsent",
         "_waits_for_room",
@@ -95,12 +103,8 @@ class TurnExchange:
         connection: ClientConnection,
         head: RequestHead,
         endpoint: Endpoint,
-        requests: OpenRequests,
-        service: TurnService,
+        site: TurnSite,
         room: BodyRoom,
-        *,
-        body_limit_bytes: int,
-        silence: SilenceWatch,
         more: Headers,
     ) -> None:
         """more: headers of whatever answer."""
@@ -111,14 +115,11 @@ class TurnExchange:
         self._head: RequestHead | None = head  # dropped when the request has come: a stream may be open for long
         self._is_old, self._may_keep_alive = head.is_old, head.keeps_alive
         self._endpoint = endpoint
-        self._requests = requests
-        self._service = service
-        self._body_limit_bytes = body_limit_bytes
-        self._silence = silence
+        self._site = site
         self._state = _WAITING
         self._caller: Caller | None = None
-        self._received = ReceivedBody()
-        self._memory = room
+        self._received: ReceivedBody | None = ReceivedBody()  # None: its body is not needed any more
+        self._memory: BodyRoom | None = room  # the same
         self._waits_for_room = False
         self._expects_continue = False
         self._is_whole = False  # the request has come completely
@@ -132,17 +133,17 @@ class TurnExchange:
         self._is_chunked = not head.is_old
         self._is_event_stream = False
         self._unsent = b""
-        self._tail = b"\n\n"  # the last bytes of the answer's body
+        self._is_between_events = True  # where another event may follow
 
     # -- the request
 
     def begin(self) -> None:
         self._state = _READING
-        self.record = self._requests.opened("POST", self._endpoint)
-        self._requests.began(self, self._connection.limits)
-        head = self._head
-        assert head is not None, "it begins once"
-        refused = self._refused or self._requests.refusal(
+        self.record = self._site.requests.opened("POST", self._endpoint)
+        self._site.requests.began(self, self._connection.limits)
+        head, received = self._head, self._received
+        assert head is not None and received is not None, "it begins once"
+        refused = self._refused or self._site.requests.refusal(
             self._endpoint, head.target, head.headers, read_bytes=head.read_bytes
         )
         if refused is not None:
@@ -150,7 +151,7 @@ class TurnExchange:
             return
         headers = head.fields
         try:
-            self._caller = self._service.caller(self._endpoint, headers)
+            self._caller = self._site.service.caller(self._endpoint, headers)
             self._is_compressed = check_coding(headers.get("content-encoding", ""))
         except PPDError as exc:
             self.refuse(exc)
@@ -158,22 +159,23 @@ class TurnExchange:
         if self.record is not None:
             self.record.receipt = self._caller.receipt
         size = int(headers.get("content-length", "0"))
-        if size > self._body_limit_bytes:
+        if size > self._site.body_limit_bytes:
             self.refuse(self._too_large())
             return
         expects = headers.get("expect", "").lower() == "100-continue"
-        self._expects_continue = expects and not head.is_old and not self._received.size
-        if self._has_room(max(size, self._received.size)):
+        self._expects_continue = expects and not head.is_old and not received.size
+        if self._has_room(max(size, received.size)):
             self._go_on()
 
     def take(self, data: bytes) -> None:
-        if self._state is _OVER or self._state is _WITHHOLDING or self._refused is not None:
+        received = self._received
+        if received is None or self._state is _WITHHOLDING or self._refused is not None:
             return
-        self._received.add(data)
-        if self._received.size > self._body_limit_bytes:
+        received.add(data)
+        if received.size > self._site.body_limit_bytes:
             self.refuse(self._too_large())
         elif self._state is _READING:
-            self._has_room(self._received.size)
+            self._has_room(received.size)
 
     def taken(self) -> None:
         self._is_whole = True
@@ -183,7 +185,7 @@ class TurnExchange:
     def _has_room(self, size: int) -> bool:
         """Otherwise the client is not read until there is room, or the request refused."""
         try:
-            has_room = self._memory.want(size, self._room_came, self.refuse)
+            has_room = self._memory is None or self._memory.want(size, self._room_came, self.refuse)
         except PPDError as exc:
             self.refuse(exc)
             return False
@@ -215,7 +217,7 @@ class TurnExchange:
 
     async def _answer(self) -> None:
         caller, self._caller = self._caller, None
-        assert caller is not None, "it was let in"
+        assert caller is not None and self._received is not None, "it was let in"
         body = self._received.take()
         try:
             reply = await self._reply_to(caller, body)
@@ -233,10 +235,10 @@ class TurnExchange:
     async def _reply_to(self, caller: Caller, body: Body) -> TurnReply:
         if self._is_compressed:
             try:
-                body = await decoded(body, self._body_limit_bytes)
+                body = await decoded(body, self._site.body_limit_bytes)
             except RequestError as exc:
                 return error_reply(exc, self._endpoint)
-        return await self._service.answer(caller, body)
+        return await self._site.service.answer(caller, body)
 
     async def _stream(self, reply: TurnReply, body: StreamedBody) -> None:
         self._body = body
@@ -245,15 +247,15 @@ class TurnExchange:
         self._is_event_stream = reply.content_type.startswith(EVENT_STREAM)
         self._unsent = self._answer_head(reply, None)  # goes out with the first piece
         if isinstance(body, Streaming):
-            splice = self._splice = Splice(body, self, self._connection.loop, self._silence)
+            splice = self._splice = Splice(body, self, self._connection.loop, self._site.silence)
             if self._room is not None:
                 splice.pause()
             splice.start()
-            self._memory.free()  # the prompt is not needed any more
+            self._free_body()
             self._connection.lasts()
             self._task = None  # this task ends here; the splice does the rest
             return
-        self._memory.free()
+        self._free_body()
         async with aclosing(body.chunks()) as chunks:
             async for data in chunks:
                 self.send(data)
@@ -271,7 +273,8 @@ class TurnExchange:
     def send(self, data: bytes, *, is_last: bool = False) -> None:
         if self._state is not _STREAMING:
             return
-        self._tail = data[-3:] or self._tail
+        if data:
+            self._is_between_events = data.endswith(EVENT_ENDS)
         out = response.chunk(data) if self._is_chunked and data else data
         if is_last and self._is_chunked:
             out += response.END
@@ -295,7 +298,7 @@ class TurnExchange:
 
     def _reply(self, reply: TurnReply) -> None:
         """Writes a whole answer; one that says that the key is wrong may have to wait."""
-        wrong_keys = self._requests.wrong_keys
+        wrong_keys = self._site.requests.wrong_keys
         if reply.status == _WRONG_KEY and (delay_s := wrong_keys.withhold(self._connection.limits.address)):
             self._state = _WITHHOLDING
             self._withheld = self._connection.loop.call_later(delay_s, self._write_reply, reply)
@@ -325,7 +328,7 @@ class TurnExchange:
         held = self._held()
         if self._state in (_READING, _ASKING, _WITHHOLDING):
             self._reply(error_reply(draining(), self._endpoint))
-        elif self._state is _STREAMING and self._is_event_stream and self._tail.endswith(EVENT_ENDS):
+        elif self._state is _STREAMING and self._is_event_stream and self._is_between_events:
             self.send(broken_off(self._endpoint, draining().message, 503), is_last=True)
         else:
             self._connection.abort()
@@ -361,17 +364,25 @@ class TurnExchange:
             is_begun = self._state is not _WAITING
             self._state = _OVER
             if is_begun:
-                self._requests.ended(self, self._connection.limits, left=left)
+                self._site.requests.ended(self, self._connection.limits, left=left)
         if self._withheld is not None:
             self._withheld.cancel()
             self._withheld = None
-            self._requests.wrong_keys.release()
-        self._received.take()
-        self._memory.free()
+            self._site.requests.wrong_keys.release()
+        self._free_body()
         self._task = self._splice = self._body = None  # breaks reference cycles, so that all is freed at once
 
+    def _free_body(self) -> None:
+        """The prompt is not needed any more, and a stream may be open for long."""
+        if self._received is not None:
+            self._received.take()
+            self._received = None
+        if self._memory is not None:
+            self._memory.free()
+            self._memory = None
+
     def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(f"the body is larger than {self._body_limit_bytes} bytes")
+        return BodyTooLarge(f"the body is larger than {self._site.body_limit_bytes} bytes")
 
 
 def _abandon(task: asyncio.Task[None] | None, splice: Splice | None, body: StreamedBody | None) -> None:

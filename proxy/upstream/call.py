@@ -114,7 +114,7 @@ HELD_BYTES = 64 * 1024  # buffered of a body that is not taken; beyond this the 
 RETRY_AFTER_LIMIT_S = 60.0
 ANSWER_LIMIT_BYTES = 256 * 1024 * 1024
 SHORT_LIMIT_BYTES = 8 * 1024 * 1024  # of answers that are never long: errors, model lists, what P says of a prompt
-_READ: dict[bytes, bytes] = {}  # replaces headers that are no longer needed: a stream may be open for long
+_READ: dict[bytes, bytes] = {}  # replaces headers that are no longer needed
 END_S = 1.0  # for a worker to end its answer after the last event, so that the connection can be reused
 
 
@@ -143,6 +143,7 @@ class Answer:
         "_read_any",
         "_timeouts",
         "_waiter",
+        "_worker_id",
         "sink",
         "status",
     )
@@ -154,11 +155,12 @@ class Answer:
         self.sink: Sink | None = None
         self._connection: WorkerConnection | None = connection  # None: given back, or lost
         self._timeouts = timeouts
-        self._call = call
+        self._call: Call | None = call  # None: it has reached the client
+        self._worker_id = call.worker_id
         self._forget = forget
         self._loop = connection.loop
         self._headers: dict[bytes, bytes] = {}
-        self._parts: list[bytes] = []
+        self._parts: list[bytes] | None = None  # of the body, that wait to be taken
         self._held_bytes = 0
         self._is_paused = False
         self._is_whole = False
@@ -185,7 +187,7 @@ class Answer:
 
     def relayed(self, rules: RelayedHeaders | EndToEndHeaders) -> dict[str, str]:
         """What the client gets of the headers; to be asked before `reached_the_client`."""
-        return rules.of(self._headers, self._call.worker_id)
+        return rules.of(self._headers, self._worker_id)
 
     @property
     def retry_after_s(self) -> float:
@@ -207,11 +209,15 @@ class Answer:
     @property
     def whole_by_s(self) -> float:
         """When an answer that is no stream must be here, by the loop's clock."""
+        assert self._call is not None, "no byte of it has gone to the client"
         return self._call.sent_s + self._timeouts.first_s
 
     def reached_the_client(self) -> None:
-        """From here on a failure is one in mid-stream. The headers have been read, and are freed."""
-        self._call.phase = STREAM
+        """From here on a failure is one in mid-stream. What only the beginning needs is freed."""
+        if self._call is not None:
+            self._call.phase = STREAM
+        self._end_call()
+        self._call = None
         self._headers = _READ
 
     async def chunk(self, *, is_over: bool = False, by_s: float = math.inf) -> bytes:
@@ -242,7 +248,7 @@ class Answer:
                 return
             got += len(data)
             yield data
-        raise self._call.error("the worker's answer is too long", Cause.MALFORMED)
+        raise self.failure("the worker's answer is too long", Cause.MALFORMED)
 
     def hand_on(self, sink: Sink) -> None:
         """Passes the body to `sink`: first what is buffered here, then each piece as it comes."""
@@ -250,7 +256,7 @@ class Answer:
         if self._parts or self._is_whole:
             sink.take(self._taken(), is_last=self._is_whole)
         if self._failure is not None and not self._is_whole:
-            sink.fail(self._call.error(*self._failure))
+            sink.fail(self.failure(*self._failure))
 
     def text_lane(self, client: asyncio.Transport) -> plane.TextLane | None:
         return None if self._connection is None else self._connection.text_lane(client)
@@ -273,21 +279,28 @@ class Answer:
         self._fail(LATE)
 
     def failure(self, message: str, cause: Cause) -> LegError:
-        return self._call.error(message, cause)
+        phase = STREAM if self._call is None else self._call.phase
+        return LegError(message, worker=self._worker_id, phase=phase, cause=cause)
 
     def close(self) -> None:
         """Drops the connection unless the body was read to its end."""
-        self._forget(self._call)
-        self._call.on_failure = self.sink = None
+        self._end_call()
+        self.sink = None
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()
+
+    def _end_call(self) -> None:
+        if self._call is not None:
+            self._call.on_failure = None
+            self._forget(self._call)
 
     # -- called by the connection
 
     def head(self, status: int, headers: dict[bytes, bytes]) -> None:
         self.status, self._headers = status, headers
-        self._call.phase = HEADERS
+        if self._call is not None:
+            self._call.phase = HEADERS
         self._wake()
 
     def body_came(self, data: bytes, *, is_last: bool) -> None:
@@ -297,6 +310,8 @@ class Answer:
             self.sink.take(data, is_last=is_last)
             return
         if data:
+            if self._parts is None:
+                self._parts = []
             self._parts.append(data)
             self._held_bytes += len(data)
             if self._held_bytes > HELD_BYTES:
@@ -307,22 +322,24 @@ class Answer:
     def broken(self, *, is_malformed: bool) -> None:
         self._connection = None
         # In mid-stream, bytes that are not HTTP count as a broken connection.
-        self._fail(NOT_HTTP if is_malformed and self._call.phase is not STREAM else BROKEN)
+        self._fail(NOT_HTTP if is_malformed and self._call is not None else BROKEN)
 
     def _fail(self, trouble: Trouble) -> None:
         if self._failure is not None:
             return
         self._failure = trouble
         if self.sink is not None:
-            self.sink.fail(self._call.error(*trouble))
+            self.sink.fail(self.failure(*trouble))
         self._wake()
 
     # -- waiting
 
     def _taken(self) -> bytes:
-        parts, self._parts, self._held_bytes = self._parts, [], 0
+        parts, self._parts, self._held_bytes = self._parts, None, 0
         if self._is_paused:
             self.resume()
+        if not parts:
+            return b""
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def news(self, limit_s: float) -> None:
@@ -336,7 +353,7 @@ class Answer:
                 timer.cancel()
                 self._waiter = None
         if self._failure is not None and not self._parts:
-            raise self._call.error(*self._failure)
+            raise self.failure(*self._failure)
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None

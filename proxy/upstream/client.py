@@ -20,7 +20,7 @@ from ..failures import Cause, Phase
 from ..fleet.worker import Worker, WorkerId
 from ..runtime.loop_watch import uptime_s
 from ..runtime.tls import Tls
-from .call import CONNECT, GONE, STREAM, TOO_OLD, UNASKABLE, Answer, Call, Timeouts
+from .call import CONNECT, GONE, TOO_OLD, UNASKABLE, Answer, Call, Timeouts
 from .connection import WorkerConnection
 from .pool import Origin, Pool
 
@@ -63,7 +63,8 @@ class Upstream:
         self._may_resend = may_resend
         self._poller = poller
         self._pools: dict[Origin, Pool] = {}
-        self._calls: defaultdict[WorkerId, set[Call]] = defaultdict(set)
+        self._calls: defaultdict[WorkerId, set[Call]] = defaultdict(set)  # of which no byte has gone to a client
+        self._forget = self.forget  # one bound method for all answers
         self._examining: dict[WorkerId, asyncio.Task[bool]] = {}
 
     async def close(self) -> None:
@@ -141,7 +142,7 @@ class Upstream:
     ) -> Answer:
         self._check_age(call, connection)
         call.sent(connection.loop.time())
-        answer = Answer(connection, timeouts, call, self.forget)
+        answer = Answer(connection, timeouts, call, self._forget)
         connection.send(answer, head, parts)
         try:
             if meanwhile is not None:
@@ -229,7 +230,7 @@ class Upstream:
     def hang_up(self, worker: WorkerId, *, only_handoffs: bool = False) -> None:
         """Ends requests whose clients have had no byte, or of them `only_handoffs` that may arrive late."""
         for call in tuple(self._calls.get(worker, ())):
-            if call.phase is not STREAM and (call.may_arrive_late or not only_handoffs):
+            if call.may_arrive_late or not only_handoffs:
                 call.give_up()
 
     def count_answers(self) -> list[WorkerId]:

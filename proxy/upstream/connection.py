@@ -17,6 +17,7 @@ from .. import plane
 
 HEAD_LIMIT_BYTES = 256 * 1024
 SERVER_ERROR = 500
+_TAKEN: dict[bytes, bytes] = {}  # replaces headers that the listener has
 
 
 class AnswerReceiver(Protocol):
@@ -31,7 +32,7 @@ class AnswerReceiver(Protocol):
 
 
 class WorkerConnection(asyncio.Protocol):
-    """Calls `owner.free` when an answer is complete and the next request may follow, `owner.lost` when it closes."""
+    """Calls `owner.made`, then `owner.free` whenever another request may follow, and `owner.lost` when it closes."""
 
     __slots__ = ("_has_head", "_head_bytes", "_listener", "_owner", "_parser", "_transport", "free_s", "loop")
 
@@ -93,6 +94,7 @@ class WorkerConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._owner.made()
 
     def data_received(self, data: bytes) -> None:
         if self._listener is None:  # no request is open
@@ -167,7 +169,7 @@ class WorkerConnection(asyncio.Protocol):
             self._has_head = True
             if parser.status < SERVER_ERROR:
                 self._owner.has_answered = True
-            headers, parser.headers = parser.headers, {}
+            headers, parser.headers = parser.headers, _TAKEN
             listener.head(parser.status, headers)
 
     def _free(self) -> None:
@@ -188,6 +190,8 @@ class Owner(Protocol):
     """The pool that a connection belongs to."""
 
     has_answered: bool  # set when a part of an answer comes
+
+    def made(self) -> None: ...  # it is open from here on
 
     def free(self, connection: WorkerConnection) -> None: ...
 

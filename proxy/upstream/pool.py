@@ -42,12 +42,13 @@ class Pool:
         self.has_answered = False  # its worker has, since `count_answers`; set by the connections
         self.answers = 0  # see `count_answers`
         self._loop = asyncio.get_running_loop()
-        self._idle: dict[WorkerConnection, None] = {}  # the longest unused first
+        self._open = 0  # connections
+        self._idle: dict[WorkerConnection, None] = {}  # of these, the longest unused first
         self._retiring: asyncio.TimerHandle | None = None
 
     @property
     def is_used(self) -> bool:
-        return bool(self._idle)
+        return self._open > 0
 
     def count_answers(self) -> bool:
         """Called once a second: whether the worker has sent some of an answer meanwhile. A server's error is none."""
@@ -90,7 +91,11 @@ class Pool:
         if self._retiring is None:
             self._retiring = self._loop.call_later(self._keepalive_s, self._retire)
 
+    def made(self) -> None:
+        self._open += 1
+
     def lost(self, connection: WorkerConnection) -> None:
+        self._open -= 1
         self._idle.pop(connection, None)
 
     def close(self) -> None:

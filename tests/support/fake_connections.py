@@ -244,6 +244,8 @@ class FakeOwner:
         self.has_answered = False
         self.lost_count = 0
 
+    def made(self) -> None: ...
+
     def free(self, connection: WorkerConnection) -> None:
         assert connection.is_open and not self.is_free
         self.is_free = True

@@ -44,6 +44,8 @@ class Owner:
     has_answered = False
     frees = losses = 0
 
+    def made(self) -> None: ...
+
     def free(self, connection: WorkerConnection) -> None:
         self.frees += 1
 

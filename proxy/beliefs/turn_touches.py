@@ -13,6 +13,8 @@ from .held import BeliefEvidence, CacheFound, Held, LegOutcome, PromptEntry, Sen
 
 _MOST_TOKENS = 1 << 40  # above any context; an engine may report any integer
 _OWN_TURNS = BeliefEvidence.OWN_TURNS  # an enum's members take long
+_NONE_HELD: Mapping[WorkerId, Held] = {}
+_NO_LEGS: dict[WorkerId, int] = {}
 
 
 class TurnCaches(msgspec.Struct, frozen=True, gc=False):
@@ -68,8 +70,8 @@ class TurnTouches:
     ) -> None:
         """held: as the decision saw it; prompt_tokens: an estimate."""
         self._beliefs = beliefs
-        self._entry = entry
-        self._held = held
+        self._entry: PromptEntry | None = entry  # None: no other leg will be begun
+        self._held = held or _NONE_HELD
         self._decode = caches.decode
         self._prefill = caches.prefill
         self._prompt_tokens = prompt_tokens
@@ -105,6 +107,8 @@ class TurnTouches:
         """The prompt's KV is on the answering worker from here on, whatever becomes of its answer."""
         self._is_on_decode = True
         self._touch(self._decode)
+        if not self._legs:  # P has ended its own: the answer may take long, and needs none of these
+            self._entry, self._legs = None, _NO_LEGS
 
     def answered(self, cached: int | None) -> None:
         """So many of the prompt's tokens had been cached on the answering worker; after a handoff it cannot say.
@@ -123,6 +127,7 @@ class TurnTouches:
     def _expect(self, worker: WorkerId) -> int:
         """See `Beliefs.sent`."""
         entry, number = self._entry, next(self._beliefs.leg_numbers)
+        assert entry is not None, "the answer has not begun"
         history, source, tokens = entry.history, entry.source, self._prompt_tokens
         if source == history:
             leg = SentLeg(number, worker, history, tokens, entry.marks, entry.points)
@@ -134,6 +139,7 @@ class TurnTouches:
 
     def _lend(self, source: WorkerId) -> int:
         entry, number = self._entry, next(self._beliefs.leg_numbers)
+        assert entry is not None, "the answer has not begun"
         history = entry.history if entry.source is None else entry.source
         leg = SentLeg(number, source, history, self._held[source].tokens, entry.marks)
         self._legs[source] = number

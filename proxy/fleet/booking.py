@@ -39,7 +39,7 @@ class LegBooking:
         self._decode = decode
         self._prefill = prefill
         self._source = source
-        self._estimates = estimates
+        self._estimates: LegEstimates | None = estimates  # None: what is booked follows from them
         self._holds_decode = self._holds_prefill = self._computes_here = False
         self._decode_use: Use | None = None  # None: the worker has left
         self._prefill_use: Use | None = None
@@ -48,7 +48,9 @@ class LegBooking:
 
     def reserve(self, now_s: float) -> None:
         """Both workers at the decision, or a burst of turns would all find the same workers idle."""
-        estimates, is_split, prefill_s, beside_s = self._estimates, self._prefill is not None, 0.0, 0.0
+        estimates, self._estimates, is_split = self._estimates, None, self._prefill is not None
+        assert estimates is not None, "it is reserved once"
+        prefill_s, beside_s = 0.0, 0.0
         new, output = _tokens(estimates.new_tokens), _tokens(estimates.output_tokens)
         fetched, computed = _tokens(estimates.fetched_tokens), 0
         if not is_split:  # else D pulls it, and computes nothing
@@ -69,13 +71,13 @@ class LegBooking:
             ends = self._source, self._prefill or self._decode
             self._fetch = _Move.begun(self._registry, ends, 0.0, link_s, now_s)
         if self._prefill is not None:
-            self._reserve_prefill(self._prefill, fetched, now_s)
+            self._reserve_prefill(self._prefill, estimates, fetched, now_s)
         self._decode_use = self._registry.begin(self._decode, self._answering, now_s)
         self._computes_here = not is_split
         self._holds_decode = True
 
-    def _reserve_prefill(self, prefill: WorkerId, fetched: int, now_s: float) -> None:
-        estimates, prefill_s = self._estimates, _seconds(self._estimates.prefill_s)
+    def _reserve_prefill(self, prefill: WorkerId, estimates: LegEstimates, fetched: int, now_s: float) -> None:
+        prefill_s = _seconds(estimates.prefill_s)
         new = _tokens(estimates.new_on_prefill_tokens)
         self._prefilling = LegWork(
             prefill_tokens=max(1, new - fetched),

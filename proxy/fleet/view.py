@@ -12,6 +12,7 @@ from .places import UNKNOWN
 from .worker import ANSWERING, Load, Role, Worker, WorkerId
 
 NEVER_S = -math.inf
+BARE_VIEWS_KEPT = 256
 
 
 RECENT_S = 30.0  # after which a prompt counts by 1/e
@@ -150,6 +151,27 @@ class WorkerView(msgspec.Struct, frozen=True, gc=False):
         """Whether it is down, and would take part in turns of this model if it were up."""
         models = self.worker.models
         return not (self.up or self.draining or self.held_back) and (not models or model in models)
+
+
+class BareViews:
+    """Views without a worker's state, one for all that need to know for long who it is: a full one takes 700 bytes."""
+
+    def __init__(self) -> None:
+        self._known: dict[WorkerId, WorkerView] = {}
+
+    def of(self, view: WorkerView) -> WorkerView:
+        known = self._known.get(view.id)
+        if (
+            known is None
+            or known.worker is not view.worker
+            or known.configured is not view.configured
+            or known.incarnation != view.incarnation
+        ):
+            if len(self._known) >= BARE_VIEWS_KEPT:  # most are of workers that are gone
+                self._known.clear()
+            known = WorkerView(view.worker, view.name, view.incarnation, configured=view.configured)
+            self._known[view.id] = known
+        return known
 
 
 Takers = tuple[Sequence[WorkerId], Sequence[WorkerId], Sequence[WorkerId], Sequence[WorkerId]]

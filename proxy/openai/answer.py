@@ -85,6 +85,8 @@ _LAST_EVENTS = frozenset(("response.completed", "response.incomplete", "response
 class AnswerObserver:
     """Reads one answer; `summary` is updated in place and never replaced."""
 
+    __slots__ = ("_body", "_ends_with_done", "_event", "_handle", "_sink", "summary")
+
     def __init__(self, endpoint: Endpoint, sink: AnswerSink | None = None, *, reads_handle: bool = False) -> None:
         """reads_handle: of a chat or completion that was asked for its tokens' ids."""
         self.summary = AnswerSummary()

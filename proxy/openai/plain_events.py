@@ -8,6 +8,7 @@ the same JSON with another text, and the text is exactly those bytes.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -31,6 +32,8 @@ class PlainEvents:
 
     The pattern is taken from an event when it is first asked for, so the event itself need not wait for that.
     """
+
+    __slots__ = ("_attempts", "_before", "_behind", "_name", "_sample")
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._name = _TEXTS.get(endpoint, b"")
@@ -80,7 +83,13 @@ class PlainEvents:
         text = _UNESCAPED.match(event, begin)
         if text is not None and text[0] + event[text.end() : text.end() + 1] == _plain_text(data).encode() + b'"':
             self._attempts = 0
-            self._before, self._behind = event[:begin], event[text.end() :]
+            self._before, self._behind = event[:begin], _shared(event[text.end() :])
+
+
+@lru_cache(maxsize=64)
+def _shared(behind: bytes) -> bytes:
+    """One object for all streams in which the same stands behind the text."""
+    return behind
 
 
 def _plain_text(data: bytes) -> str:

@@ -104,7 +104,7 @@ class _Message:
         self._mask = mask
         self._unit = unit
         self._text = ""  # the first one, as long as there is no unit: that of a whole answer is hashed in one step
-        self._calls: dict[int, CallHash] = {}
+        self._calls: dict[int, CallHash] | None = None
 
     def add_text(self, text: str) -> None:
         if self._unit is None and not self._text:
@@ -113,13 +113,15 @@ class _Message:
             self._begun().add_text(text)
 
     def call(self, index: int) -> CallHash:
+        if self._calls is None:
+            self._calls = {}
         if index not in self._calls:
             self._calls[index] = CallHash(self._hasher)
         return self._calls[index]
 
     def end(self) -> PrefixEnd | None:
         if self._calls:
-            key = self._with_calls().key()
+            key = self._with_calls(self._calls).key()
         elif self._text:
             key = self._hasher.text_unit(self._previous, "assistant", None, None, encoded(self._text))
         else:
@@ -133,9 +135,9 @@ class _Message:
             self._text = ""
         return self._unit
 
-    def _with_calls(self) -> UnitHash:
+    def _with_calls(self, calls: dict[int, CallHash]) -> UnitHash:
         unit = self._begun().copy()
-        for _, call in sorted(self._calls.items()):
+        for _, call in sorted(calls.items()):
             unit.add_part(b"C", call.key(), call.size)
         return unit
 
@@ -147,8 +149,8 @@ class _Blocks(_Message):
 
     def add_text(self, text: str) -> None:
         if self._calls:
-            self._unit = self._with_calls()
-            self._calls = {}
+            self._unit = self._with_calls(self._calls)
+            self._calls = None
         super().add_text(text)
 
 

@@ -26,9 +26,11 @@ class EventSplitter:
     At most `limit_bytes` of an unfinished event are held: a longer one comes as `Fragment`s.
     """
 
+    __slots__ = ("_has_returns", "_held", "_in_fragment", "_limit_bytes")
+
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         self._limit_bytes = limit_bytes
-        self._held = bytearray()
+        self._held: bytes | bytearray = b""  # an array only while something is held: nearly no stream needs one
         self._has_returns = False  # in what is held
         self._in_fragment = False
 
@@ -47,7 +49,7 @@ class EventSplitter:
 
     def rest(self) -> bytes:
         """What is held of an unfinished event; the splitter is empty after it."""
-        held, self._held = bytes(self._held), bytearray()
+        held, self._held = bytes(self._held), b""
         return held
 
     def _whole(self, chunk: bytes) -> list[bytes]:
@@ -65,7 +67,7 @@ class EventSplitter:
         return parts
 
     def _mixed(self, chunk: bytes) -> list[bytes]:
-        held = self._held
+        held = self._held = bytearray(self._held) if isinstance(self._held, bytes) else self._held
         scan = max(0, len(held) - _LONGEST_END)
         held += chunk
         parts: list[bytes] = []
@@ -80,7 +82,8 @@ class EventSplitter:
         if start and self._has_returns:
             self._has_returns = b"\r" in held
         if self._in_fragment or len(held) > self._limit_bytes:
-            parts.extend(self._flush())
+            parts.extend(self._flush(held))
+        self._held = held or b""
         return parts
 
     def _blank_line_end(self, scan: int) -> int:
@@ -97,13 +100,13 @@ class EventSplitter:
             return Fragment(event)
         return event
 
-    def _flush(self) -> list[bytes]:
-        kept = len(self._held.rstrip(b"\r\n"))  # line ends stay held, as the event may be about to end
+    def _flush(self, held: bytearray) -> list[bytes]:
+        kept = len(held.rstrip(b"\r\n"))  # line ends stay held, as the event may be about to end
         self._in_fragment = True
         if not kept:
             return []
-        fragment = Fragment(self._held[:kept])
-        del self._held[:kept]
+        fragment = Fragment(held[:kept])
+        del held[:kept]
         return [fragment]
 
 

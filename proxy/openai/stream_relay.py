@@ -31,6 +31,11 @@ class _ErrorBody(msgspec.Struct):
 class StreamRelay:
     """One streamed answer. `observer` sees every event as the worker wrote it, before the edits."""
 
+    __slots__ = (
+        *("_edits", "_endpoint", "_is_drained", "_is_finished", "_markers", "_may_pass", "_observer", "_plain"),
+        "_splitter",
+    )
+
     def __init__(self, endpoint: Endpoint, edits: Edits, observer: AnswerObserver) -> None:
         self._endpoint = endpoint
         self._edits = edits

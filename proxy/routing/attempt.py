@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
+from msgspec.structs import replace
 
 from ..admission.gate import Permit
 from ..admission.keys import Client
@@ -23,7 +24,7 @@ from ..encoders.legs import EncodedTurn
 from ..errors import TOO_MANY, WORKERS_LOST, LegError, Overloaded, PPDError, without_frames
 from ..failures import Cause, ClientGets, FailureRule, HealthEffect, Leg, Phase
 from ..fleet.booking import LegBooking
-from ..fleet.view import WorkerView
+from ..fleet.view import BareViews, WorkerView
 from ..fleet.worker import Role, WorkerId
 from ..health.circuit_breaker import RetryBudget
 from ..health.doubts import NO_DOUBTS, Doubts
@@ -51,6 +52,9 @@ _ANSWERING = {
     Route.READBACK: Leg.DECODE,
     Route.REPLICA: Leg.REPLICA,
 }
+
+
+_NO_HEADERS: Mapping[str, str] = {}
 
 
 class Attempt(msgspec.Struct, kw_only=True, eq=False):
@@ -109,6 +113,20 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
             on_close(self)
         if self.permit is not None:
             self.permit.release()  # last, so that the next turn finds the worker free
+
+    def settle(self, known: BareViews) -> None:
+        """The answer has begun, so no worker will be asked again: what only that would need is freed.
+
+        An answer may be streamed for long, and a prompt is large.
+        """
+        decision = self.decision
+        prefill = None if decision.prefill is None else known.of(decision.prefill)
+        self.decision = replace(
+            decision, decode=known.of(decision.decode), prefill=prefill, source=None, candidates=(), verdict=None
+        )
+        self.request = self.request.without_prompt()
+        self.headers = _NO_HEADERS
+        self.call = None
 
     def leg_id(self, kind: str) -> str:
         """Unique, whatever ids clients send: engines and P2pNccl tell requests apart by it."""

@@ -41,13 +41,14 @@ class Dispatcher:
         self._handoff_release = handoff_release
         self._leg = OneLeg(config, upstream, state, bodies)
         self._split = Split(self._leg, handoff_release, state)
+        self._on_close = self._closed  # one bound method for all attempts
 
     async def open(self, attempt: Attempt) -> OpenAnswer:
         """The answer at its first event; LegError, with everything closed, where a leg fails."""
         try:
             attempt.booking.reserve(self._now())
             attempt.touches.sent()
-            attempt.on_close = self._closed
+            attempt.on_close = self._on_close
             has_sidecar = attempt.decision.decode.worker.has_sidecar
             if attempt.request.media and not has_sidecar:  # which lets through nothing that encoders tell
                 await self._encode(attempt)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..admission.arrival_rate import Arrivals
 from ..admission.gate import Admission
@@ -12,6 +12,7 @@ from ..beliefs.beliefs import Beliefs
 from ..encoders.encoder_chooser import EncoderChooser
 from ..fleet.booking import Ledger
 from ..fleet.registry import Registry
+from ..fleet.view import BareViews
 from ..health.circuit_breaker import RetryBudget
 from ..health.poisoned_prompts import PoisonedPrompts
 from ..health.worker_health import WorkerHealth
@@ -53,4 +54,5 @@ class State:
     handles: Handles
     laws: WorkerLaws
     forecasts: Forecasts
+    bare_views: BareViews = field(default_factory=BareViews)
     now: Callable[[], float]  # seconds, monotonic

@@ -63,13 +63,14 @@ class Streaming:
 
     __slots__ = (
         "_attempt",
+        "_first",
         "_first_token_s",
         "_is_begun",
         "_is_learnt",
         "_learner",
         "_match",
-        "_opened",
         "_relay",
+        "_reply",
         "_state",
         "_summary",
         "answer",
@@ -85,7 +86,9 @@ class Streaming:
         self._learner = learner
         self._match = match
         self._attempt = attempt
-        self._opened = opened
+        assert isinstance(opened.first, bytes), "the start of a stream"
+        self._first = opened.first
+        self._reply = opened.reply
         self._relay = opened.relay
         self._summary = opened.observer.summary
         self._first_token_s: float | None = None
@@ -96,15 +99,14 @@ class Streaming:
     def begin(self) -> bytes:
         self.answer.reached_the_client()
         self._note()
-        first, self._opened.first = self._opened.first, b""  # not kept: the stream may be open for long
-        assert isinstance(first, bytes), "the start of a stream"
+        first, self._first = self._first, b""  # not kept: the stream may be open for long
         return first
 
     def begun(self) -> None:
         if not self._is_begun:
             self._is_begun = True
             self._attempt.has_answered()
-            self._attempt.request = self._attempt.request.without_prompt()
+            self._attempt.settle(self._state.bare_views)
 
     @property
     def plain(self) -> tuple[bytes, bytes] | None:
@@ -184,7 +186,7 @@ class Streaming:
             self.begun()
             if self._attempt.receipt.outcome == "running":
                 times_s = None if self._first_token_s is None else (self._first_token_s, self._state.now())
-                answer = SeenAnswer(summary, self._opened.reply, times_s)
+                answer = SeenAnswer(summary, self._reply, times_s)
                 complete(self._state, self._learner, self._match, self._attempt, answer)
 
     def _break_off(self, exc: LegError) -> None:

@@ -270,4 +270,4 @@ H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: A
 
 def under_way(at: Site) -> set[Any]:
     assert at.edge is not None
-    return at.edge.requests._open
+    return set(at.edge.requests._open)

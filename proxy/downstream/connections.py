@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import logging
 import socket
+import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
@@ -262,11 +263,14 @@ class Connections:
 
 
 def _address_key(host: str) -> str:
-    """What counts as one address: for IPv6 the /64 network, as a host picks its own addresses within it."""
+    """What counts as one address: for IPv6 the /64 network, as a host picks its own addresses within it.
+
+    One object for all connections from there.
+    """
     if ":" not in host:
-        return host
+        return sys.intern(host)
     address = ipaddress.IPv6Address(host.partition("%")[0])
-    return str(address.ipv4_mapped or ipaddress.IPv6Network((address, 64), strict=False))
+    return sys.intern(str(address.ipv4_mapped or ipaddress.IPv6Network((address, 64), strict=False)))
 
 
 @dataclass(eq=False, slots=True)

@@ -45,7 +45,7 @@ class AnswerSink(Protocol):
     def add_reasoning(self) -> None: ...  # for each piece; its text is not passed on
 
 
-class AnswerSummary(msgspec.Struct):
+class AnswerSummary(msgspec.Struct, gc=False):
     """What is known of an answer so far. Token counts are the worker's own, None until it sends them."""
 
     prompt_tokens: int | None = None

@@ -31,7 +31,7 @@ _NULL = msgspec.Raw(b"null")
 _INNER = {Endpoint.RESPONSES: "response", Endpoint.MESSAGES: "message"}
 
 
-class Redaction(msgspec.Struct, frozen=True):
+class Redaction(msgspec.Struct, frozen=True, gc=False):
     """What no client may learn from a worker's error."""
 
     address: str  # the worker's
@@ -42,7 +42,7 @@ class Redaction(msgspec.Struct, frozen=True):
         return any(name.encode() in error for name in (self.address, *names))
 
 
-class Edits(msgspec.Struct, frozen=True):
+class Edits(msgspec.Struct, frozen=True, gc=False):
     hide_usage: bool = False  # the client did not ask for usage in its stream
     cached_tokens: int | None = None  # prompt tokens that P found in its cache; None: D's count stands
     redaction: Redaction | None = None  # None: errors are passed on unchanged

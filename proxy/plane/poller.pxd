@@ -22,9 +22,9 @@ cdef class SocketTransport:
     cdef object _unsent       # a deque of bytes; None while all has been sent
     cdef Py_ssize_t _skipped  # bytes of the first of them that have been sent
     cdef Py_ssize_t _unsent_bytes
-    cdef unsigned int _watched
     cdef int _fd              # -1: closed
-    cdef bint _reads, _is_at_end, _is_closing, _is_full, _ends
+    cdef unsigned char _watched
+    cdef unsigned char _reads, _is_at_end, _is_closing, _is_full, _ends  # a byte each, as a stream has two transports
     cdef object __weakref__
 
     cdef int send_piece(self, const char *data, Py_ssize_t size) except -1

@@ -166,10 +166,10 @@ cdef class SocketTransport:
             self._watch()
 
     def is_reading(self):
-        return self._reads
+        return bool(self._reads)
 
     def is_closing(self):
-        return self._is_closing
+        return bool(self._is_closing)
 
     def close(self):
         """Sends what is unsent first, and reads no more."""

@@ -122,10 +122,16 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
         decision = self.decision
         prefill = None if decision.prefill is None else known.of(decision.prefill)
         self.decision = replace(
-            decision, decode=known.of(decision.decode), prefill=prefill, source=None, candidates=(), verdict=None
+            decision,
+            decode=known.of(decision.decode),
+            prefill=prefill,
+            source=None,
+            candidates=(),
+            verdict=None,
+            qps=0.0,
         )
         self.request = self.request.without_prompt()
-        self.headers = _NO_HEADERS
+        self.headers, self.attempt_id = _NO_HEADERS, ""
         self.call = None
 
     def leg_id(self, kind: str) -> str:

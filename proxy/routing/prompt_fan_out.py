@@ -48,7 +48,7 @@ class ListTurn:
     context: TurnContext
 
     def receipt_of(self, at: int) -> Receipt:
-        return msgspec.structs.replace(self.receipt, id=f"{self.receipt.id}-{at}", vetoes=[], legs=[])
+        return msgspec.structs.replace(self.receipt, id=f"{self.receipt.id}-{at}", vetoes=(), legs=[])
 
 
 class FanOut:

@@ -47,7 +47,7 @@ def note_decision(receipt: Receipt, turn: Turn, decision: Decision, rules: Rules
     held_tokens = 0 if held is None else held.tokens
     receipt.mode, receipt.order = rules.mode, decision.order
     receipt.route, receipt.reason, receipt.wanted = decision.route, decision.reason, decision.wanted
-    receipt.vetoes = list(decision.vetoes)
+    receipt.vetoes = decision.vetoes
     receipt.decode, receipt.prefill = decision.decode.name, "" if prefill is None else prefill.name
     receipt.qps = round(decision.qps, 3)
     receipt.estimated_cached_tokens, receipt.cached_evidence = held_tokens, "" if held is None else held.evidence

@@ -34,7 +34,7 @@ LINE_LIMIT_BYTES = 1024 * 1024
 CLOSE_S = 3.0
 
 
-class LegRecord(msgspec.Struct, kw_only=True):
+class LegRecord(msgspec.Struct, kw_only=True, gc=False):
     """One upstream request; times in seconds from the turn's arrival."""
 
     kind: Leg
@@ -127,7 +127,7 @@ class ShadowRecord(msgspec.Struct, kw_only=True):
     predicted_tpot_s: float | None = None
 
 
-class Receipt(msgspec.Struct, kw_only=True):
+class Receipt(msgspec.Struct, kw_only=True, gc=False):
     """One turn. Token counts named `estimated_...` are from before the turn; the others are the engine's."""
 
     id: str
@@ -143,7 +143,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     reason: str = ""
     wanted: str = ""
     forced: str = ""  # the route that the request itself asked for, with the admin key
-    vetoes: list[str] = []
+    vetoes: tuple[str, ...] = ()
     mode: str = ""
     order: str = ""  # in which the workers of a SPLIT are chosen: mode, prefill_first or decode_first
     decode: str = ""

@@ -329,7 +329,7 @@ async def test_an_answer_that_breaks_off_leaves_no_handle(kind: FaultKind) -> No
         assert seen.status == 200
         assert it.handles() == 0
         await it.say()
-        assert it.fleet.newest().vetoes == ["no_handle"]
+        assert it.fleet.newest().vetoes == ("no_handle",)
 
 
 async def test_a_p_that_only_says_that_it_can_costs_a_time_out() -> None:

@@ -136,7 +136,7 @@ def test_vetoes_and_failed_legs_are_told() -> None:
         ),
         LegRecord(kind=Leg.DECODE, worker="D2", address="d:1", started_s=0.02, first_event_s=0.1, status=200),
     ]
-    text = printed(receipt(reason="evicted", vetoes=["evicted"], legs=legs))
+    text = printed(receipt(reason="evicted", vetoes=("evicted",), legs=legs))
     assert "too little of the conversation" in text
     (failed,) = (line for line in text.splitlines() if line.startswith("prefill"))
     assert "refused at connect" in failed

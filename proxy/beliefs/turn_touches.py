@@ -39,6 +39,29 @@ class Touches(Protocol):
 
     def close(self) -> None: ...
 
+    def settled(self) -> Touches:
+        """What tells the rest, once the answer has begun."""
+
+
+class NoTouches:
+    """Of an attempt that has nothing to tell, or nothing more."""
+
+    def sent(self) -> None: ...
+
+    def prefilled(self, cached: int | None) -> None: ...
+
+    def answering(self) -> None: ...
+
+    def answered(self, cached: int | None) -> None: ...
+
+    def close(self) -> None: ...
+
+    def settled(self) -> Touches:
+        return self
+
+
+NO_TOUCHES = NoTouches()
+
 
 class TurnTouches:
     """Touches the prompt's entries, and compares what answers say with what was believed at the decision.
@@ -107,8 +130,12 @@ class TurnTouches:
         """The prompt's KV is on the answering worker from here on, whatever becomes of its answer."""
         self._is_on_decode = True
         self._touch(self._decode)
-        if not self._legs:  # P has ended its own: the answer may take long, and needs none of these
-            self._entry, self._legs = None, _NO_LEGS
+
+    def settled(self) -> Touches:
+        if self._legs:  # P's is under way, or a source's
+            return self
+        self._entry, self._legs = None, _NO_LEGS
+        return self if self._prefill is None and self._decode in self._held else NO_TOUCHES
 
     def answered(self, cached: int | None) -> None:
         """So many of the prompt's tokens had been cached on the answering worker; after a handoff it cannot say.

@@ -74,7 +74,6 @@ class TurnExchange:
         "_expects_continue",
         "_head",
         "_is_between_events",
-        "_is_chunked",
         "_is_compressed",
         "_is_event_stream",
         "_is_old",
@@ -130,7 +129,6 @@ class TurnExchange:
         self._body: StreamedBody | None = None
         self._withheld: asyncio.TimerHandle | None = None
         self._room: asyncio.Event | None = None  # set when the client takes data again; None while it does
-        self._is_chunked = not head.is_old
         self._is_event_stream = False
         self._unsent = b""
         self._is_between_events = True  # where another event may follow
@@ -243,7 +241,7 @@ class TurnExchange:
     async def _stream(self, reply: TurnReply, body: StreamedBody) -> None:
         self._body = body
         self._state = _STREAMING
-        self._may_keep_alive = self._may_keep_alive and self._is_chunked  # else the connection's end ends the body
+        self._may_keep_alive = self._may_keep_alive and not self._is_old  # else the connection's end ends the body
         self._is_event_stream = reply.content_type.startswith(EVENT_STREAM)
         self._unsent = self._answer_head(reply, None)  # goes out with the first piece
         if isinstance(body, Streaming):
@@ -268,15 +266,15 @@ class TurnExchange:
 
     @property
     def chunked(self) -> asyncio.Transport | None:
-        return self._connection.transport if self._is_chunked else None
+        return None if self._is_old else self._connection.transport
 
     def send(self, data: bytes, *, is_last: bool = False) -> None:
         if self._state is not _STREAMING:
             return
         if data:
             self._is_between_events = data.endswith(EVENT_ENDS)
-        out = response.chunk(data) if self._is_chunked and data else data
-        if is_last and self._is_chunked:
+        out = response.chunk(data) if data and not self._is_old else data
+        if is_last and not self._is_old:
             out += response.END
         if self._unsent:
             out, self._unsent = self._unsent + out, b""
@@ -315,7 +313,7 @@ class TurnExchange:
             self.record.status = reply.status
         headers = (("Content-Type", reply.content_type), *reply.headers.items(), *self._more)
         connection = response.connection(self._may_keep_alive and not self.is_draining, is_old=self._is_old)
-        return response.head(reply.status, headers, size=size, is_chunked=self._is_chunked, connection=connection)
+        return response.head(reply.status, headers, size=size, is_chunked=not self._is_old, connection=connection)
 
     # -- the end
 

@@ -52,7 +52,7 @@ class AnswerSummary(msgspec.Struct, gc=False):
     completion_tokens: int | None = None
     cached_tokens: int | None = None
     finish_reason: str | None = None
-    response_id: str | None = None
+    response_id: str | None = None  # of responses and messages
     events: int = 0  # with data, parsable or not; comments and [DONE] are not counted
     undecodable: int = 0
     first_token_seen: bool = False  # text, reasoning, refusal or a tool call
@@ -155,8 +155,6 @@ class AnswerObserver:
             self._fail(b'{"error":' + data + b"}")
         if chunk.usage is not None:
             self._count(chunk.usage)
-        if summary.response_id is None:
-            summary.response_id = chunk.id
         for choice in chunk.choices or ():
             if choice.index == 0:
                 self._choice(choice, summary)

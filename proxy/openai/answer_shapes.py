@@ -112,7 +112,6 @@ class AnswerChoice(msgspec.Struct):
 class AnswerChunk(msgspec.Struct):
     """A stream's chunk or a whole body of chat and completions."""
 
-    id: str | None = None
     object: str | None = None
     choices: list[AnswerChoice] | None = None
     usage: Usage | None = None

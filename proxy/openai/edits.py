@@ -58,6 +58,12 @@ class Edits(msgspec.Struct, frozen=True, gc=False):
         return data if self.hides is None else data.replace(self.hides[0].encode(), self.hides[1].encode())
 
 
+@lru_cache(maxsize=512)
+def edits_of(redaction: Redaction, *, hide_usage: bool, hide_token_ids: bool) -> Edits:
+    """Where nothing but the redaction is the turn's own: one object for all answers of a worker."""
+    return Edits(hide_usage=hide_usage, redaction=redaction, hide_token_ids=hide_token_ids)
+
+
 @lru_cache
 def _markers(hides_usage: bool, hides_token_ids: bool, recounts: bool) -> tuple[bytes, ...]:
     found = [b'_transfer_params"', b'"disaggregated_params"']

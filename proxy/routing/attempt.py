@@ -33,7 +33,7 @@ from ..laws.targets import GivenTargets
 from ..leg_moves import Legs
 from ..openai.answer import AnswerObserver
 from ..openai.body_members import encoded, members
-from ..openai.edits import Edits, Redaction
+from ..openai.edits import Edits, Redaction, edits_of
 from ..openai.reply_key import ReplyKey
 from ..openai.request import CHOOSING, Request
 from ..openai.stream_relay import StreamRelay
@@ -115,10 +115,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
             self.permit.release()  # last, so that the next turn finds the worker free
 
     def settle(self, known: BareViews) -> None:
-        """The answer has begun, so no worker will be asked again: what only that would need is freed.
-
-        An answer may be streamed for long, and a prompt is large.
-        """
+        """The answer has begun, so no worker will be asked again: frees what only that would need."""
         decision = self.decision
         prefill = None if decision.prefill is None else known.of(decision.prefill)
         self.decision = replace(
@@ -132,7 +129,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
         )
         self.request = self.request.without_prompt()
         self.headers, self.attempt_id = _NO_HEADERS, ""
-        self.call = None
+        self.call, self.touches = None, self.touches.settled()
 
     def leg_id(self, kind: str) -> str:
         """Unique, whatever ids clients send: engines and P2pNccl tell requests apart by it."""
@@ -161,13 +158,11 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
         hides = None
         if self.decision.prefill is not None and (shown := shown_id(record.id)) != record.id:
             hides = record.id, shown
-        return Edits(
-            hide_usage=hide_usage,
-            cached_tokens=None if self.handoff is None else self._found_cached(self.handoff),
-            redaction=redaction,
-            hide_token_ids=self.asks_handle,
-            hides=hides,
-        )
+        handoff = self.handoff
+        if handoff is None and hides is None and not redaction.params:
+            return edits_of(redaction, hide_usage=hide_usage, hide_token_ids=self.asks_handle)
+        cached = None if handoff is None else self._found_cached(handoff)
+        return Edits(hide_usage, cached, redaction, self.asks_handle, hides)
 
     def _found_cached(self, handoff: Handoff) -> int | None:
         """P's count, for the client: D counts what it has pulled too. None: a sidecar has seen to it."""

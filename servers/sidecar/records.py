@@ -50,23 +50,6 @@ def explained(receipt: Receipt, attempt: Attempt | None = None) -> dict[str, str
     return headers
 
 
-class NoTouches:
-    """In place of `TurnTouches`."""
-
-    def sent(self) -> None: ...
-
-    def prefilled(self, cached: int | None) -> None: ...
-
-    def answering(self) -> None: ...
-
-    def answered(self, cached: int | None) -> None: ...
-
-    def close(self) -> None: ...
-
-
-NO_TOUCHES = NoTouches()
-
-
 class Records(ReceiptEnds):
     """In place of `Learner`. What a turn has taught is told to the picker, where there is one that listens."""
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ppd.proxy.beliefs.turn_touches import NO_TOUCHES
 from ppd.proxy.connectors import answers_alone, missing_coordinates, splits, stops_at_plain
 from ppd.proxy.encoders.choosing import NamedEncoders
 from ppd.proxy.errors import ConfigError, LegError, NoWorkerError, Overloaded, PPDError
@@ -31,7 +32,7 @@ from ppd.proxy.telemetry.receipts import LegRecord, Receipt, new_id
 
 from .encoders import Encoders
 from .prefills import Prefills
-from .records import NO_SESSION, NO_TOUCHES, NOT_NAMED, Records, explained
+from .records import NO_SESSION, NOT_NAMED, Records, explained
 
 log = logging.getLogger(__name__)
 

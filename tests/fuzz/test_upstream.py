@@ -144,7 +144,7 @@ def test_a_count_that_is_none_is_no_count(endpoint: Endpoint, count: int) -> Non
     observer = AnswerObserver(endpoint)
     observer.observe_body(json.dumps({"id": "x", "choices": [], "usage": usage}).encode())
     summary = observer.summary
-    assert summary.ended and summary.response_id == "x"
+    assert summary.ended
     assert (summary.prompt_tokens, summary.completion_tokens, summary.cached_tokens) == (None, None, None)
 
 

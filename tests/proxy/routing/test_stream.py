@@ -36,6 +36,9 @@ class Said(list[str]):
     def answering(self) -> None:
         self.append("answering")
 
+    def settled(self) -> Said:
+        return self
+
     def close(self) -> None:
         self.append("closed")
 

@@ -198,7 +198,7 @@ class BlockHash:
         self._partial = self._hasher.start(b"B", self.keys[-1])
 
 
-class Chain(msgspec.Struct, frozen=True, gc=False):
+class Chain(msgspec.Struct, frozen=True):
     """The prefixes of one prompt, shortest first: `keys[i]` names its first `ends[i]` bytes.
 
     The first key is the seed's, with 0 bytes, or that of a stored response which the prompt continues. Then come the

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ppd.proxy.beliefs.beliefs import Beliefs
 from ppd.proxy.beliefs.held import PromptEntry, Residency
-from ppd.proxy.beliefs.turn_touches import TurnCaches, TurnTouches
+from ppd.proxy.beliefs.turn_touches import NO_TOUCHES, TurnCaches, TurnTouches
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Load
 from tests.support.decisions import D1, D2, P1
@@ -97,3 +97,26 @@ def test_a_worker_that_fetches_from_itself_or_from_one_that_holds_nothing_only_c
         touches.answered(992)
     assert known.held(7) == {"D1": 1100, "D2": 1100}
     assert known.beliefs.legs() == []
+
+
+def test_what_an_answer_says_counts_although_it_is_told_long_after_its_beginning() -> None:
+    known = Known()
+    touches = known.fetching(D1)
+    touches.answering()
+    late = touches.settled()
+    late.answered(992)
+    late.close()
+    assert known.held(7) == {"D1": 1100, "D2": 1000}
+
+
+@pytest.mark.parametrize("prefill", [None, P1], ids=["first turn", "handoff"])
+def test_an_answer_that_can_say_nothing_of_caches_keeps_nothing_for_that(prefill: WorkerView | None) -> None:
+    known = Known()
+    caches = TurnCaches(D1.id, None if prefill is None else prefill.id)
+    touches = TurnTouches(known.beliefs, PromptEntry(9, 9), {}, 100, caches)
+    touches.sent()
+    if prefill is not None:
+        touches.prefilled(0)
+    touches.answering()
+    assert touches.settled() is NO_TOUCHES
+    assert known.held(9)["D1"] == 100

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from ppd.proxy.assembly import new_state
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Leg, Phase
+from ppd.proxy.fleet.view import BareViews
 from ppd.proxy.openai.answer import AnswerObserver
 from ppd.proxy.openai.edits import Edits
 from ppd.proxy.openai.reply_key import ReplyKey
@@ -123,3 +125,11 @@ def test_the_first_event_is_enough_to_know_the_next_ones_by(said: Said) -> None:
     stream.begin()
     before, behind = stream.plain or (b"", b"")
     assert before + b"hi" + behind == FIRST
+
+
+def test_open_streams_share_what_they_know_of_their_worker_until_it_is_another() -> None:
+    views, made = BareViews(), decision(Leg.LOCAL)
+    known = views.of(made.decode)
+    assert known == views.of(replace(made.decode, inflight=3)) and known is views.of(replace(made.decode, inflight=4))
+    assert (known.worker, known.name, known.incarnation) == (made.decode.worker, "D1", "i")
+    assert views.of(replace(made.decode, incarnation="j")).incarnation == "j"

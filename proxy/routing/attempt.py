@@ -52,8 +52,6 @@ _ANSWERING = {
     Route.READBACK: Leg.DECODE,
     Route.REPLICA: Leg.REPLICA,
 }
-
-
 _NO_HEADERS: Mapping[str, str] = {}
 
 
@@ -118,17 +116,12 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
         """The answer has begun, so no worker will be asked again: frees what only that would need."""
         decision = self.decision
         prefill = None if decision.prefill is None else known.of(decision.prefill)
+        decode = known.of(decision.decode)
         self.decision = replace(
-            decision,
-            decode=known.of(decision.decode),
-            prefill=prefill,
-            source=None,
-            candidates=(),
-            verdict=None,
-            qps=0.0,
+            decision, decode=decode, prefill=prefill, source=None, candidates=(), verdict=None, qps=0.0
         )
         self.request = self.request.without_prompt()
-        self.headers, self.attempt_id = _NO_HEADERS, ""
+        self.headers, self.given_id = _NO_HEADERS, ""
         self.call, self.touches = None, self.touches.settled()
 
     def leg_id(self, kind: str) -> str:
@@ -166,9 +159,8 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
 
     def _found_cached(self, handoff: Handoff) -> int | None:
         """P's count, for the client: D counts what it has pulled too. None: a sidecar has seen to it."""
-        if self.is_by_sidecar:
-            return handoff.cached_tokens
-        return handoff.cached_tokens or 0  # vLLM leaves a zero out
+        found = handoff.cached_tokens
+        return 0 if found is None and not self.is_by_sidecar else found  # vLLM leaves a zero out
 
     @property
     def decode_gets_all(self) -> bool:
@@ -334,11 +326,9 @@ class FailedAttempts:
         if self.is_afresh and decision.prefill is not None:
             self.last, self.owes_retry = exc, True
             self.handing_over += 1
-            if decision.lender is not None:
-                return True
-            if computed_by is None:
+            if decision.lender is None and computed_by is None:
                 self.computed_by = decision.prefill.id
-            else:
+            elif decision.lender is None:
                 self.keys[decision.prefill.id] = exc
             return True
         key: Key = blamed(leg, decision)
@@ -400,12 +390,7 @@ def _has_had_its_turn(leg: LegRecord) -> bool:
 
 def workers_lost(exc: LegError) -> LegError:
     """For a turn that has ended the connections of two workers: it may be what ends them."""
-    lost = LegError(
-        "workers ended the connection when they were sent this request, so no other is",
-        worker=exc.worker,
-        phase=exc.phase,
-        cause=exc.cause,
-        status=502,
-    )
+    said = "workers ended the connection when they were sent this request, so no other is"
+    lost = LegError(said, worker=exc.worker, phase=exc.phase, cause=exc.cause, status=502)
     lost.code = WORKERS_LOST
     return lost

@@ -20,6 +20,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = "osD^vP*Xph<>"
 WIDTH = 0.8  # of a cell on its axis
 WIDEST = 3  # panels beside each other
+MOST_SLANTED = 9  # names of cells below one panel: more stand upright, on one line each
 USUAL_COLOUR, USUAL_LINE = "#555555", (0, (4, 2))
 USUAL_LABEL = "usual (its sessions/s below)"
 
@@ -77,8 +78,9 @@ def _of(trace: str, known: Sequence[Comparison]) -> list[Comparison]:
 
 
 def _dress(axes: Axes, title: str, places: Sequence[str]) -> None:
-    axes.set_xticks(range(len(places)), places)
-    axes.tick_params(axis="x", rotation=30 if len(places) > 3 else 0)
+    are_many = len(places) > MOST_SLANTED
+    axes.set_xticks(range(len(places)), [place.replace("\n", " ") for place in places] if are_many else places)
+    axes.tick_params(axis="x", rotation=90 if are_many else 30 if len(places) > 3 else 0)
     axes.set_title(title)
     axes.set_xlim(-0.5, len(places) - 0.5)
     for edge in range(1, len(places)):

@@ -137,7 +137,6 @@ class ConnectionLimits:
         self._idle.discard(self)
         self._is_multiplexed = request.is_multiplexed
         self._at_work += (request,)
-        self._deadline_s = math.inf
         self._requests += 1
 
     @property

@@ -109,7 +109,7 @@ quick-proxy quick-rest: $(READY)
 
 # The compiled modules with what finds wrong addresses and undefined behaviour, in a folder of their own, and tests that
 # go through them. By way of the packed sources, so that nothing of it stays where the usual build looks.
-SANITIZE  ?= tests/proxy/plane tests/e2e/turns/test_conversations.py tests/e2e/turns/test_hostile.py \
+SANITIZE  ?= tests/proxy/plane tests/proxy/gateway/test_messages.py tests/e2e/turns/test_conversations.py tests/e2e/turns/test_hostile.py \
 	tests/e2e/processes/test_lessons.py
 SANITIZED := $(CURDIR)/build/sanitized
 # Undefined behaviour ends as an illegal instruction, so that it is reported in a file too: a proxy's own process may be

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from contextlib import AsyncExitStack
 
 import pytest
@@ -13,6 +13,7 @@ from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Phase
 from ppd.proxy.upstream.call import Call, Timeouts
 from ppd.proxy.upstream.client import STALE_S, Upstream
+from ppd.proxy.upstream.connection import AnswerReceiver, WorkerConnection
 from tests.support.scripted_workers import PATIENT, WHOLE, Script, deaf, read, says, server
 
 # -- kept connections
@@ -43,6 +44,23 @@ async def test_what_is_done_meanwhile_is_done_once_however_often_the_request_is_
         call = Call(target)
         answer = await upstream.ask(call, "/", timeouts=PATIENT, meanwhile=lambda: done.append(call.phase))
         assert (await answer.body(), done) == (b"hi", [Phase.SENT])
+
+
+async def test_no_empty_part_is_written(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python 3.12 on, asyncio's own transport would write it for ever."""
+    written, send = list[bytes | memoryview](), WorkerConnection.send
+
+    def noted(
+        self: WorkerConnection, listener: AnswerReceiver, head: bytes, body: Iterable[bytes | memoryview]
+    ) -> None:
+        written.extend((head, *body))
+        send(self, listener, head, body)
+
+    monkeypatch.setattr(WorkerConnection, "send", noted)
+    async with server(says(WHOLE)) as target:
+        answer = await upstream.ask(Call(target), "/", timeouts=PATIENT)
+        assert await answer.body() == b"hi"
+    assert written and all(map(len, written))
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ VERSION = 1
 KIND = "turn_report"
 LEGS_LIMIT = 8
 LONGEST_S = 7 * 86_400.0
+LONGEST_NAME = 256
 
-_Name = Annotated[str, msgspec.Meta(max_length=256)]
+_Name = Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 
 
@@ -35,7 +36,8 @@ class TurnReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     """One turn. Seconds count from its arrival at the sidecar, as clocks of machines differ; None: not known."""
 
     version: int = VERSION
-    request_id: _Name  # the gateway's X-Request-Id
+    request_id: _Name  # the gateway's X-Request-Id, which a client may have chosen
+    turn_id: _Name = ""  # the picker's own id of the turn; empty: it gave none, or the sidecar is of an older version
     route: _Name  # SPLIT, or LOCAL where the engine computed the prompt; empty: it got no further
     prefill: _Name = ""  # the P that was asked last, host:port
     outcome: _Name  # completed, failed, cancelled or broken

@@ -21,6 +21,8 @@ ATTEMPTS = "x-envoy-attempt-count"
 """Of the response: how many workers Envoy has asked."""
 PREFILLER = sidecar.PREFILLER
 """Host and port of the P, for the sidecar of the worker that answers."""
+TURN = "x-ppd-turn"
+"""The picker's own id of the turn, for its sidecar's report: clients may choose equal request ids."""
 ENCODERS = "x-encoder-hosts-ports"
 """Host and port of the encoder of each item, with commas between, for the sidecar; llm-d's name."""
 ENCODER_ITEMS = "x-ppd-encoder-items"

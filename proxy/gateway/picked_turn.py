@@ -60,6 +60,7 @@ class PickedTurn:
     ) -> None:
         """others: who may serve it in place of the attempt's worker, in Envoy's order. Holds nothing if it raises."""
         self._named = (attempt.decode, *others)
+        self.turn_id = attempt.given_id  # that its sidecar was told; of one that is served elsewhere too
         self._state = state
         self._reports = reports
         self._waiting: asyncio.TimerHandle | None = None  # for a report
@@ -217,7 +218,7 @@ class PickedTurn:
 
     def _unreported(self) -> None:
         if not self.is_over:
-            self._reports.missed(self._attempt.receipt.id, self.worker)
+            self._reports.missed(self._attempt.receipt.id, self.turn_id, self.worker)
             self._assumed(None)
             self._close()
 

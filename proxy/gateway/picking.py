@@ -29,7 +29,7 @@ from ..routing.receipt_notes import decision_headers
 from ..routing.service import Caller, error_reply
 from ..telemetry.access_log import AccessRecord
 from . import answers
-from .headers import DESTINATION, removed, served, subset, to_worker
+from .headers import DESTINATION, TURN, removed, served, subset, to_worker
 from .messages import BUFFERED, FULL_DUPLEX_STREAMED, Stage, read_stage
 from .other_requests import App, OtherRequest, decoded_path
 from .picked_encoders import PickedEncoders
@@ -237,7 +237,7 @@ class PickerCall:
         decision, state, config = attempt.decision, self._proxy.state, self._proxy.settings.config
         worker = decision.decode.worker
         prefill = None if decision.prefill is None else decision.prefill.worker.address
-        legs = dict(job.context.headers)
+        legs = {**job.context.headers, TURN: attempt.attempt_id}
         if worker.is_trusted and config.worker_api_key:
             legs["authorization"] = f"Bearer {config.worker_api_key}"
         session = state.engine_caches.session_id(worker, attempt.history)

@@ -1,4 +1,4 @@
-"""What sidecars tell of the turns that this picker has decided: found by request id, once each."""
+"""What sidecars tell of the turns that this picker has decided: found by request id and turn id, once each."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ class ReportTaker(Protocol):
     @property
     def worker(self) -> WorkerId: ...
 
+    @property
+    def turn_id(self) -> str: ...
+
     def reported(self, report: TurnReport) -> None: ...
 
 
@@ -34,37 +37,40 @@ class _SameId:
 class Reports:
     """Turns that a report may come for.
 
-    A client may give turns that run at once the same id. A report could then be of any of them, and counts for none.
+    A client may give turns that run at once the same request id, so the turn's own says whose a report is. Where a
+    sidecar names none it could be of any of them, and counts for none.
     """
 
     def __init__(self, elsewhere: Callable[[bytes], None] | None = None) -> None:
         """elsewhere: tells the other processes; None: this is the only one."""
         self._elsewhere = elsewhere
-        self._open: dict[str, _SameId] = {}
+        self._open: dict[tuple[str, str], _SameId] = {}  # by request id and turn id, and by no turn id
         self._known: dict[WorkerId, None] = {}
-        self._ended: OrderedDict[str, WorkerId] = OrderedDict()  # without a report, the oldest first
+        self._ended: OrderedDict[str, tuple[str, WorkerId]] = OrderedDict()  # without a report, the oldest first
         self._taken = self._late = self._unknown = self._passed_on = 0
 
     def open(self, request_id: str, turn: ReportTaker) -> None:
-        same = self._open.setdefault(request_id, _SameId([]))
-        same.is_shared = same.is_shared or bool(same.turns)
-        same.turns.append(turn)
+        for turn_id in {turn.turn_id, ""}:
+            same = self._open.setdefault((request_id, turn_id), _SameId([]))
+            same.is_shared = same.is_shared or bool(same.turns)
+            same.turns.append(turn)
 
     def close(self, request_id: str, turn: ReportTaker) -> None:
         """May be called again."""
-        same = self._open.get(request_id)
-        if same is not None and turn in same.turns:
-            same.turns.remove(turn)
-            if not same.turns:
-                del self._open[request_id]
+        for turn_id in {turn.turn_id, ""}:
+            same = self._open.get((request_id, turn_id))
+            if same is not None and turn in same.turns:
+                same.turns.remove(turn)
+                if not same.turns:
+                    del self._open[request_id, turn_id]
 
     def comes_from(self, worker: WorkerId) -> bool:
         """Whether this worker's sidecar reports: it has before."""
         return worker in self._known
 
-    def missed(self, request_id: str, worker: WorkerId) -> None:
+    def missed(self, request_id: str, turn_id: str, worker: WorkerId) -> None:
         """The turn is over, and none has come."""
-        self._ended[request_id] = worker
+        self._ended[request_id] = turn_id, worker
         if len(self._ended) > LATE_LIMIT:
             self._ended.popitem(last=False)
 
@@ -83,12 +89,12 @@ class Reports:
         self._taken_here(decode(encoded))
 
     def _taken_here(self, report: TurnReport) -> bool:
-        same = self._open.get(report.request_id)
+        same = self._open.get((report.request_id, report.turn_id))
         if same is not None and same.is_shared:
             self._unknown += 1
             return True
         turn = None if same is None else same.turns[0]
-        worker = self._ended.pop(report.request_id, None) if turn is None else turn.worker
+        worker = self._late_of(report) if turn is None else turn.worker
         if worker is None:
             return False
         if len(self._known) < KNOWN_LIMIT:
@@ -99,6 +105,14 @@ class Reports:
         self._taken += 1
         turn.reported(report)
         return True
+
+    def _late_of(self, report: TurnReport) -> WorkerId | None:
+        """The worker of a turn that has ended without it."""
+        turn_id, worker = self._ended.get(report.request_id, ("", None))
+        if worker is None or report.turn_id not in ("", turn_id):
+            return None
+        del self._ended[report.request_id]
+        return worker
 
     def gauges(self) -> tuple[Metric, ...]:
         counter = CounterMetricFamily("ppd_turn_reports", "Reports by sidecars", labels=("result",))

@@ -24,7 +24,7 @@ from ..openai.request import Endpoint
 from ..routing.attempt import Attempt, Job
 from ..routing.receipt_notes import as_shadow
 from ..routing.service import Caller
-from .headers import DESTINATION, ENCODER_ITEMS, ENCODERS, PREFILLER, item_numbers, served
+from .headers import DESTINATION, ENCODER_ITEMS, ENCODERS, PREFILLER, TURN, item_numbers, served
 from .messages import Stage, read_stage
 from .picked_encoders import PickedEncoders
 from .picked_turn import PickedTurn
@@ -171,7 +171,7 @@ class ShadowCall:
         self._shadow.decided["same" if is_same else "other"] += 1
         proxy = self._proxy
         ruled = proxy.chooser.ruled(job, attempt, first, prefill)
-        ruled.permit, ruled.encoders = job.permit, self._encoders()
+        ruled.permit, ruled.encoders, ruled.given_id = job.permit, self._encoders(), self._headers.get(TURN, "")
         encoders = PickedEncoders.of(proxy.state, ruled)
         self._turn = PickedTurn(proxy.state, proxy.learner, proxy.chooser, self._reports, job, ruled)
         self._turn.encoders = encoders

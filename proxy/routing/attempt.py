@@ -94,7 +94,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def attempt_id(self) -> str:
-        """A turn that a gateway carries needs none, and to make one takes a call of the system."""
+        """Made once it is asked for, as that takes a call of the system."""
         if not self.given_id:
             self.given_id = new_id()
         return self.given_id

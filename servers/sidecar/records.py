@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ppd.proxy.discovery.turn_report import TurnReport
+from msgspec.structs import replace
+
+from ppd.proxy.discovery.turn_report import LONGEST_NAME, TurnReport
 from ppd.proxy.failures import Leg, Phase
 from ppd.proxy.routing.attempt import Attempt
 from ppd.proxy.routing.learning import ReceiptEnds, SeenAnswer
@@ -62,6 +64,14 @@ class Records(ReceiptEnds):
     ) -> None:
         super().__init__(metrics, drain, log)
         self._report = report
+
+    def of(self, turn_id: str) -> Records:
+        """Those of one turn, of which the picker is told by this id; empty: it gave none."""
+        report = self._report
+        if report is None or not turn_id:
+            return self
+        named = turn_id[:LONGEST_NAME]
+        return Records(self._metrics, self._drain, self._log, lambda told: report(replace(told, turn_id=named)))
 
     def completed(self, match: SessionMatch, attempt: Attempt, answer: SeenAnswer, now_s: float) -> None:
         receipt, handoff = attempt.receipt, attempt.handoff

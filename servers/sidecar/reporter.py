@@ -10,7 +10,7 @@ import zmq
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from ppd.proxy.config import is_ipv6
-from ppd.proxy.discovery.turn_report import LEGS_LIMIT, FailedLeg, TurnReport
+from ppd.proxy.discovery.turn_report import LEGS_LIMIT, LONGEST_NAME, FailedLeg, TurnReport
 from ppd.proxy.encoders.legs import LABEL
 from ppd.proxy.failures import Leg
 from ppd.proxy.telemetry.receipts import Receipt
@@ -20,7 +20,6 @@ log = logging.getLogger(__name__)
 HELD_REPORTS = 1000  # for a picker that is away; it gets the oldest of them when it is back
 COMPLAIN_EVERY_S = 60.0
 LINGER_MS = 500  # at the end, for the last reports
-SHOWN_CHARACTERS = 256
 
 
 class Reporter:
@@ -91,7 +90,7 @@ def report_of(
         prefill=next((leg.address for leg in reversed(receipt.legs) if leg.kind is Leg.PREFILL), ""),
         outcome=receipt.outcome,
         status=receipt.status,
-        failure=(receipt.error or "")[:SHOWN_CHARACTERS],
+        failure=(receipt.error or "")[:LONGEST_NAME],
         failed_legs=failed[-LEGS_LIMIT:],
         prompt_tokens=receipt.prompt_tokens,
         completion_tokens=receipt.completion_tokens,

@@ -20,6 +20,7 @@ from ppd.proxy.failures import ROWS, Cause, ClientGets, HealthEffect, Leg, Phase
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.ledger import LegEstimates
 from ppd.proxy.fleet.view import WorkerView
+from ppd.proxy.gateway.headers import TURN
 from ppd.proxy.openai.request import Request
 from ppd.proxy.policy import Decision, Route
 from ppd.proxy.routing.attempt import Attempt, OpenAnswer, TurnContext
@@ -102,6 +103,7 @@ class HeaderRouter:
     async def answer(self, request: Request, receipt: Receipt, context: TurnContext) -> TurnReply:
         """Raises PPDError where the client gets an error."""
         turn = _Turn(request, receipt, context, self._now())
+        records = self._records.of(context.given.get(TURN, ""))
         self._state.receipts.open(receipt)
         try:
             prefill, turn.encoders = self._prefills.named(context.given), self._encoders.named(context.given)
@@ -109,16 +111,16 @@ class HeaderRouter:
             attempt, opened = await self._first_success(turn, decision)
         except PPDError as exc:
             receipt.status, receipt.error = exc.status, exc.code or error_name(exc)
-            self._records.failed(receipt, self._now() - turn.started_s)
+            records.failed(receipt, self._now() - turn.started_s)
             raise
         except asyncio.CancelledError:
-            self._records.cancelled(receipt, self._now() - turn.started_s, is_answered=False)
+            records.cancelled(receipt, self._now() - turn.started_s, is_answered=False)
             raise
         headers = {**opened.headers, **explained(receipt, attempt)}
         if opened.relay is not None:
-            stream = Streaming(self._state, self._records, NO_SESSION, attempt, opened)
+            stream = Streaming(self._state, records, NO_SESSION, attempt, opened)
             return TurnReply(opened.content_type, headers, stream)
-        body = whole(self._state, self._records, NO_SESSION, attempt, opened)
+        body = whole(self._state, records, NO_SESSION, attempt, opened)
         return TurnReply(opened.content_type, headers, body)
 
     def _decision(self, prefill: WorkerView | None, alone: str = "") -> Decision:

@@ -96,7 +96,7 @@ async def test_a_line_does_not_count_the_wait_for_a_report() -> None:
     envoy = Envoy(envoy.proxy)
     await envoy.turn()
     report = TurnReport(request_id="earlier", route="SPLIT", outcome="cancelled", status=499, ended_s=0.1)
-    envoy.reports.missed("earlier", WorkerId(envoy.receipt.legs[0].address))
+    envoy.reports.missed("earlier", "turn", WorkerId(envoy.receipt.legs[0].address))
     envoy.reports.taken(report)  # so its sidecar is waited for
     envoy.tell("response_headers", headers={":status": "200"})
     now_s[0] += 2.0

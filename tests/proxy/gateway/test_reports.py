@@ -11,10 +11,12 @@ from ppd.proxy.app.client_routes import create_app
 from ppd.proxy.discovery.turn_report import FailedLeg, TurnReport, decode, is_report
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.gateway import picked_turn
+from ppd.proxy.gateway.headers import TURN
 from ppd.proxy.gateway.picking import PickerCall
 from ppd.proxy.gateway.reports import LATE_LIMIT, Reports
 from ppd.proxy.gateway.server import Gateway
-from tests.proxy.gateway.envoy import D1, D2, P1, Envoy, chat, proxy_of
+from ppd.proxy.telemetry.receipts import Receipt
+from tests.proxy.gateway.envoy import D1, D2, P1, Envoy, chat, mutation, proxy_of
 from tests.support.processes import Pair, worker
 
 WHOLE = TurnReport(
@@ -53,7 +55,7 @@ async def test_a_report_is_learnt_from_whenever_it_comes(when: str) -> None:
     envoy.reports.taken(replace(report, request_id="another"))
     assert envoy.receipt.outcome == "running"
     receipt = envoy.receipt
-    envoy.reports.missed("earlier", WorkerId(receipt.legs[0].address))
+    envoy.reports.missed("earlier", "turn", WorkerId(receipt.legs[0].address))
     envoy.reports.taken(replace(report, request_id="earlier"))  # so this worker's sidecar reports
     if when == "before the head":
         envoy.reports.taken(report)
@@ -99,7 +101,7 @@ async def test_who_has_reported_late_is_waited_for_the_next_time_and_no_longer_t
 def test_few_turns_are_remembered_that_no_report_came_for() -> None:
     reports = Reports()
     for number in range(2 * LATE_LIMIT):
-        reports.missed(str(number), WorkerId("a:1"))
+        reports.missed(str(number), "turn", WorkerId("a:1"))
     assert list(reports._ended) == [str(number) for number in range(LATE_LIMIT, 2 * LATE_LIMIT)]
 
 
@@ -177,9 +179,55 @@ async def test_a_report_reaches_the_process_that_decided_the_turn(decided_by: in
         pair.close()
 
 
-async def test_a_report_of_an_id_that_turns_share_counts_for_none_of_them() -> None:
-    """Clients choose ids: by the other turn's counts a session would be believed to hold what it does not."""
+async def test_a_report_of_an_id_that_two_processes_know_is_of_the_turn_whose_sidecar_sends_it() -> None:
+    """Clients choose ids. All reports come to the first process here."""
+    pair = Pair()
+    try:
+        await pair.join()
+        for one in pair.ones:
+            worker(one.state.registry)
+        gateways = [Gateway(one, create_app(one)) for one in pair.ones]
+        envoys = [Envoy(gateway._proxy, reports=gateway.reports) for gateway in gateways]
+        for envoy in envoys:
+            await envoy.turn(chat(stream=True), headers={"x-request-id": "same"})
+        listened = pair.ones[0].listener.on_report
+        assert listened is not None
+        report = replace(WHOLE, request_id="same", turn_id=sent_turn_id(envoys[1]), route="REPLICA", prefill="")
+        listened(report)
+        pair.ones[1].membership.catch_up()
+        assert [envoy.receipt.outcome for envoy in envoys] == ["running", "completed"]
+        listened(replace(report, turn_id=sent_turn_id(envoys[0])))
+        assert [envoy.receipt.outcome for envoy in envoys] == ["completed"] * 2
+    finally:
+        await pair.hush()
+        pair.close()
+
+
+async def test_of_turns_that_share_an_id_each_has_its_own_report() -> None:
     reports = Reports()
+    first, second, receipts = await two_of_one_id(reports)
+    report = replace(WHOLE, request_id="same", turn_id=sent_turn_id(second))
+    reports.taken(report)
+    assert [receipt.outcome for receipt in receipts] == ["running", "completed"]
+    reports.taken(report)  # once more
+    reports.taken(replace(report, turn_id="another picker's"))
+    assert receipts[0].outcome == "running"
+    reports.taken(replace(report, turn_id=sent_turn_id(first)))
+    assert [receipt.counts_evidence for receipt in receipts] == ["report"] * 2
+    assert not reports._open
+
+
+def test_a_late_report_of_another_turn_with_the_same_id_tells_nothing_of_this_one() -> None:
+    reports = Reports()
+    reports.missed("same", "turn", WorkerId(D1))
+    reports.taken(replace(WHOLE, request_id="same", turn_id="another picker's"))
+    assert not reports.comes_from(WorkerId(D1))
+    reports.taken(replace(WHOLE, request_id="same", turn_id="turn"))
+    assert reports.comes_from(WorkerId(D1))
+
+
+async def two_of_one_id(reports: Reports) -> tuple[Envoy, Envoy, list[Receipt]]:
+    """Two turns under way, and their receipts."""
     first = Envoy(proxy_of(mode="always_split"), reports=reports)
     second = Envoy(first.proxy, reports=reports)
     for envoy, seed in ((first, 0), (second, 1)):
@@ -188,6 +236,18 @@ async def test_a_report_of_an_id_that_turns_share_counts_for_none_of_them() -> N
     for envoy in (first, second):
         assert isinstance(envoy.call, PickerCall) and envoy.call._caller is not None
         receipts.append(envoy.call._caller.receipt)
+    return first, second, receipts
+
+
+def sent_turn_id(envoy: Envoy) -> str:
+    sent, _ = mutation(envoy.answers[-1])
+    return sent[TURN]
+
+
+async def test_a_report_of_a_shared_id_by_a_sidecar_that_names_no_turn_counts_for_none_of_them() -> None:
+    """By the other turn's counts a session would be believed to hold what it does not."""
+    reports = Reports()
+    first, second, receipts = await two_of_one_id(reports)
     reports.taken(replace(WHOLE, request_id="same"))
     assert [receipt.outcome for receipt in receipts] == ["running"] * 2
     end(first)

@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ppd.proxy.admission.keys import Client, encode, hash_of
 from ppd.proxy.config import EncoderUse, Mode
+from ppd.proxy.discovery.turn_report import TurnReport
 from ppd.proxy.encoders.choosing import ItemDecision
 from ppd.proxy.fleet.worker import Role
-from ppd.proxy.gateway.headers import DESTINATION, ENCODER_ITEMS, ENCODERS, PREFILLER
+from ppd.proxy.gateway.headers import DESTINATION, ENCODER_ITEMS, ENCODERS, PREFILLER, TURN
+from ppd.proxy.gateway.reports import Reports
 from ppd.proxy.gateway.shadowing import HELD_BYTES, HELD_MESSAGES, Shadow, ShadowCall
 from ppd.proxy.gateway.wire.grpc import GrpcStatus
 from tests.proxy.gateway.envoy import CHAT, D1, D2, P1, R1, SAID, SPLITS, USAGE, Envoy, chat, proxy_of
@@ -185,3 +188,14 @@ async def test_no_key_is_asked_for_as_the_ruling_picker_has_taken_it_away(tmp_pa
     await envoy.asked()
     assert envoy.receipt.shadow is not None
     envoy.call.lost()
+
+
+async def test_a_report_is_of_the_turn_that_the_ruling_picker_has_named() -> None:
+    reports = Reports()
+    envoy = Watching(proxy_of(), reports=reports)
+    await envoy.asked({TURN: "its own"})
+    report = TurnReport(request_id="one", turn_id="other", route="LOCAL", outcome="cancelled", status=499, ended_s=1.0)
+    reports.taken(report)
+    assert envoy.receipt.outcome == "running"
+    reports.taken(replace(report, turn_id="its own"))
+    assert envoy.receipt.outcome == "cancelled"

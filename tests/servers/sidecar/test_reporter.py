@@ -11,7 +11,7 @@ import zmq
 import zmq.asyncio
 
 from ppd.proxy.discovery.turn_report import TurnReport, decode
-from ppd.proxy.gateway.headers import ENCODERS
+from ppd.proxy.gateway.headers import ENCODERS, TURN
 from ppd.servers.sidecar.reporter import COMPLAIN_EVERY_S, Reporter
 from ppd.servers.sim.core.fault_orders import Faults
 from tests.e2e.encoders.test_encoders import asks, picture
@@ -50,10 +50,11 @@ async def heard(names: str = "P1 D1") -> AsyncIterator[tuple[Site, Picker]]:
 
 async def test_the_picker_hears_how_each_turn_went() -> None:
     async with heard() as (site, picker):
-        headers, p = {**site.to_p, "X-Request-Id": "one"}, site.engines["P1"].address
+        headers, p = {**site.to_p, "X-Request-Id": "one", TURN: "picked"}, site.engines["P1"].address
         await site.ask(headers, stream=True)
         split = await picker.hear()
-        assert (split.request_id, split.route, split.prefill, split.outcome) == ("one", "SPLIT", p, "completed")
+        assert (split.request_id, split.turn_id) == ("one", "picked")
+        assert (split.route, split.prefill, split.outcome) == ("SPLIT", p, "completed")
         assert split.prompt_tokens is not None and split.completion_tokens == 24
         assert (split.prefill_cached_tokens, split.decode_cached_tokens) == (0, None)
         assert split.first_token_s is not None and split.last_token_s is not None
@@ -69,14 +70,16 @@ async def test_the_picker_hears_how_each_turn_went() -> None:
             ("prefill", p, "headers", "5xx")
         ]
 
-        await site.ask({"x-prefiller-host-port": "10.9.9.9:1"})
+        await site.ask({"x-prefiller-host-port": "10.9.9.9:1", TURN: "t" * 300})  # no picker of ours sends that
         refused = await picker.hear()
+        assert refused.turn_id == "t" * 256
         assert (refused.route, refused.outcome, refused.status) == ("", "failed", 403)
         assert refused.failure == "prefill_not_allowed"
 
         site.engines["D1"].faults = Faults(cut=1, cut_after_events=4)
         await site.ask(stream=True)
         broken = await picker.hear()
+        assert broken.turn_id == ""
         assert (broken.outcome, broken.status, broken.prompt_tokens) == ("broken", 200, None)
         assert [leg.leg for leg in broken.failed_legs] == ["local"]
         own = (await site.get("/ppd/metrics")).raw.decode().splitlines()

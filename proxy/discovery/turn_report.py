@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
+from msgspec.structs import replace
 
 from ..errors import FormatError
+from ..failures import Leg
 from ..openai.answer_shapes import MOST_TOKENS
 
 VERSION = 1
@@ -54,6 +56,13 @@ class TurnReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
+
+
+def as_replicas(report: TurnReport) -> TurnReport:
+    """In the words for an R: no sidecar knows what it stands before, and calls what that computes alone local."""
+    legs = [replace(one, leg=Leg.REPLICA) if one.leg == Leg.LOCAL else one for one in report.failed_legs]
+    leg, _, why = report.failure.partition(" ")
+    return replace(report, failed_legs=legs, failure=f"{Leg.REPLICA} {why}" if leg == Leg.LOCAL else report.failure)
 
 
 _HEAD = msgspec.msgpack.encode("kind") + msgspec.msgpack.encode(KIND)

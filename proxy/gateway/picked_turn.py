@@ -15,7 +15,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from ..connectors.leg import Handoff
-from ..discovery.turn_report import FailedLeg, TurnReport
+from ..discovery.turn_report import FailedLeg, TurnReport, as_replicas
 from ..encoders.legs import LABEL
 from ..errors import LegError, refusal
 from ..failures import ROWS, Cause, Leg, Phase
@@ -224,9 +224,10 @@ class PickedTurn:
 
     def reported(self, report: TurnReport) -> None:
         """What the sidecar says counts, unless the answer was seen to its end."""
-        if len(self._named) > 1 and report.outcome == "failed" and report.status == UNAVAILABLE:
+        told = as_replicas(report) if self._attempt.decision.decode.role is Role.REPLICA else report
+        if len(self._named) > 1 and told.outcome == "failed" and told.status == UNAVAILABLE:
             # It is not the last word: Envoy asks the next worker, and then says which one it was.
-            for failed in () if self._status or self.is_over else report.failed_legs:
+            for failed in () if self._status or self.is_over else told.failed_legs:
                 self._blame_leg(failed)
             return
         if len(self._named) > 1 and not self._status and self._ended_s is None:
@@ -237,19 +238,19 @@ class PickedTurn:
         if self.is_over:
             return
         self._attempt.receipt.counts_evidence = "report"
-        for failed in report.failed_legs:
+        for failed in told.failed_legs:
             self._blame_leg(failed)
-        if report.outcome == "completed":
-            self._reported_whole(report)
-        elif report.outcome == "cancelled":
+        if told.outcome == "completed":
+            self._reported_whole(told)
+        elif told.outcome == "cancelled":
             self._left()
-        elif report.outcome == "broken":
-            self._attempt.receipt.error = report.failure
+        elif told.outcome == "broken":
+            self._attempt.receipt.error = told.failure
             self._learner.broken(self._attempt.receipt, self._elapsed_s())
         else:
-            exc = refusal(report.status or BAD_GATEWAY, b"", worker=self.worker, phase=Phase.HEADERS)
+            exc = refusal(told.status or BAD_GATEWAY, b"", worker=self.worker, phase=Phase.HEADERS)
             self._chooser.left(self._job, exc)
-            self._attempt.receipt.error = report.failure or self._attempt.receipt.error
+            self._attempt.receipt.error = told.failure or self._attempt.receipt.error
         self._close()
 
     def _reported_whole(self, report: TurnReport) -> None:

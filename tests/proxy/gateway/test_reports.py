@@ -16,7 +16,7 @@ from ppd.proxy.gateway.picking import PickerCall
 from ppd.proxy.gateway.reports import LATE_LIMIT, Reports
 from ppd.proxy.gateway.server import Gateway
 from ppd.proxy.telemetry.receipts import Receipt
-from tests.proxy.gateway.envoy import D1, D2, P1, Envoy, chat, mutation, proxy_of
+from tests.proxy.gateway.envoy import D1, D2, P1, R1, Envoy, chat, mutation, proxy_of
 from tests.support.processes import Pair, worker
 
 WHOLE = TurnReport(
@@ -147,6 +147,19 @@ async def test_legs_that_failed_count_against_their_workers(failed: FailedLeg, o
     states = proxy.state.health.breakers.states(proxy.state.now())
     wanted = envoy.receipt.legs[0].address if opened == "" else opened
     assert [key for key in states if key in (P1, D1, D2)] == ([] if wanted is None else [wanted])
+
+
+async def test_what_a_replica_computes_is_called_so_whatever_its_sidecar_calls_it() -> None:
+    """A sidecar does not know whether its engine is a D or an R: all that it computes alone is local there."""
+    proxy = proxy_of((f"R={R1}",))
+    failed = [FailedLeg("local", "127.0.0.1:8200", "mid_stream", "reset")]
+    envoy, report = await picked(
+        proxy=proxy, route="LOCAL", prefill="", outcome="broken", failure="local mid_stream: reset", failed_legs=failed
+    )
+    envoy.reports.taken(report)
+    assert (envoy.receipt.route, envoy.receipt.error) == ("REPLICA", "replica mid_stream: reset")
+    counted = list(proxy.state.metrics.failures._metrics)
+    assert counted == [("replica", "mid_stream", "reset")]
 
 
 def test_reports_are_told_from_heartbeats() -> None:

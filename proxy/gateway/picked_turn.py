@@ -283,7 +283,7 @@ class PickedTurn:
         if is_encoder and self.encoders is not None:
             self.encoders.failed(worker)
         if worker == self.worker:
-            attempt.doubts.count(exc, partial(health.failed, leg, exc, attempt.decision, attempt.asked_s))
+            attempt.doubts.count(exc, partial(health.count, leg, exc, attempt.decision, attempt.asked_s))
             health.left(attempt.decision)
         elif self._state.registry.view(worker) is not None:
             attempt.doubts.count(exc, partial(health.leg_failed, leg, exc, worker, attempt.asked_s))
@@ -338,7 +338,7 @@ class PickedTurn:
         if attempt.leg is not None:
             attempt.leg.fail(exc)
         health = self._state.health
-        attempt.doubts.count(exc, partial(health.failed, leg, exc, attempt.decision, attempt.asked_s))
+        attempt.doubts.count(exc, partial(health.count, leg, exc, attempt.decision, attempt.asked_s))
         health.left(attempt.decision)
         self._state.metrics.failures.labels(leg, exc.phase, exc.cause).inc()
 

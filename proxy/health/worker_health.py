@@ -118,6 +118,12 @@ class WorkerHealth:
 
     def failed(self, leg: Leg, exc: LegError, decision: Decision, asked_s: float) -> FailureRule:
         """Counts a turn's leg that failed, by its row of the table; asked_s: when the leg was asked."""
+        row = self.count(leg, exc, decision, asked_s)
+        self.left(decision)  # the failure proves nothing about the other workers: they may be probed again at once
+        return row
+
+    def count(self, leg: Leg, exc: LegError, decision: Decision, asked_s: float) -> FailureRule:
+        """As `failed`, of a turn that leaves its workers by itself: they may have other probes by now."""
         row = ROWS[leg, exc.phase, exc.cause]
         if exc.is_of_pair:
             row = replace(row, health=HealthEffect.PAIR)
@@ -130,7 +136,6 @@ class WorkerHealth:
         prefill = decision.prefill
         if row.health in _FAILURES and prefill is not None and query_of(prefill.configured or prefill.worker):
             self.to_ask_again.add(prefill.id)
-        self.left(decision)  # the failure proves nothing about the other workers: they may be probed again at once
         return row
 
     def leg_failed(self, leg: Leg, exc: LegError, worker: WorkerId, asked_s: float) -> None:

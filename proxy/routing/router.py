@@ -122,11 +122,10 @@ class Router:
     def _count(self, attempt: Attempt, leg: Leg, exc: LegError) -> FailureRule:
         """Against whom a leg's failure is held, perhaps later."""
         health, decision = self._state.health, attempt.decision
-        count = partial(health.failed, leg, exc, decision, attempt.asked_s)
-        if not attempt.doubts.hold(exc, count):
-            return count()
+        count = partial(health.count, leg, exc, decision, attempt.asked_s)
+        row = ROWS[leg, exc.phase, exc.cause] if attempt.doubts.hold(exc, count) else count()
         health.left(decision)
-        return ROWS[leg, exc.phase, exc.cause]
+        return row
 
     def _give_up(self, attempt: Attempt, exc: LegError) -> FailureRule:
         """Books a leg's failure, and has a handoff taken that P still pins KV for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace as replace_worker
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.health.circuit_breaker import Breakers, RetryBudget
+from ppd.proxy.health.doubts import Doubts
 from ppd.proxy.health.worker_health import OVERLOAD_S, Key, WorkerHealth, blamed, blamed_view, keys_of
 from ppd.proxy.policy import Decision, Route
 from tests.support.clock import FakeClock
@@ -304,3 +306,19 @@ def test_a_p_whose_leg_failed_is_asked_again(bench: Bench, connector: str, failu
     bench.registry.probed(worker.id, worker, None, bench.clock())
     bench.fail(failure)
     assert bench.health.to_ask_again == ({worker.id} if is_asked else set())
+
+
+def test_a_failure_that_counts_late_lets_no_second_probe_through(clock: FakeClock) -> None:
+    """Of a turn that was in doubt: it has left its workers before, and another turn tries one of them since."""
+    bench = Bench(clock)
+    split, asked_s = bench.decision(Leg.PREFILL), clock()
+    exc = LegError("", worker=bench.p, phase=Phase.HEADERS, cause=Cause.SERVER)
+    doubts = Doubts(has_urls=True)
+    doubts.count(exc, partial(bench.health.count, Leg.PREFILL, exc, split, asked_s))
+    bench.health.left(split)
+    bench.probe(bench.d)
+    bench.health.asked(bench.decision(Leg.LOCAL))
+    assert bench.blocked() == {bench.d}
+    doubts.answered()
+    assert bench.failures_left(bench.p) == FAILURES - 1
+    assert bench.blocked() >= {bench.d}, "its probe is under way"

@@ -203,6 +203,10 @@ class FaultFleet(Fleet):
             for engine in self.engines.values()
         )
 
+    def is_winding_up(self) -> bool:
+        """A SPLIT whose client has left is not over yet."""
+        return bool(self.proxy.handoff_release._tasks)
+
     def end_leases(self) -> None:
         """In the proxy's ledger and on every P, and what an aborted request of a D keeps for P."""
         self.clock.advance(LEASE_S + 1)

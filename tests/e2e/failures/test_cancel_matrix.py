@@ -27,7 +27,7 @@ from ppd.proxy.policy import Route
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
 from ppd.servers.sim.engine.engine import SimEngine
 from tests.e2e.failures.faults import deaf
-from tests.e2e.failures.fleet import FaultFleet, Seen, Talk
+from tests.e2e.failures.fleet import PATIENT, FaultFleet, Seen, Talk
 from tests.e2e.fleet.connector_fleets import join
 from tests.support.fleet import has_work
 
@@ -35,12 +35,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 WORDS = "Some words, so that there are blocks to move. " * 3
 TIME_SCALE = 2.0  # a P takes 70 ms for these words, a D 120 ms to its first token and 16 ms to each other
-BOUND_S = 10.0  # for the proxy to let go; it takes 0.1 s, and what waits for a leg's time-out 20 s
-BEST_S = 0.3  # the same for the best time of each phase, which no busy machine delays every time
-MANY = 5  # times, for the best of them to say so
 IN_BOTH_FORMS = ("nixl", "nixl_push", "sglang")  # P, then D; together; together, and P waits for D
 LATE_S = 0.04  # an answer of P's is on its way for this long
-LATE_BODY_S = 0.4  # or, once its head is there, for this long
+LATE_BODY_S = 1.5  # or, once its head is there, for this long: less than the proxy reads on for
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +101,10 @@ class Fleets:
         key = "replica" if leaving.route is Route.REPLICA else leaving.connector
         if key not in self._fields:
             mode = Mode.REPLICA if leaving.route is Route.REPLICA else Mode.ALWAYS_SPLIT
-            settings: dict[str, Any] = {"max_inflight": 1, "queue_timeout_s": 20.0, "connect_timeout_s": 1.5}
+            # No turn that is left ends by a time-out, but where both legs go on: there a P must be given up for lost.
+            is_written = leaving.route is Route.SPLIT and writes_into_decode(CONNECTORS[leaving.connector])
+            hurry = {"connect_timeout_s": 1.5} if is_written else {}
+            settings: dict[str, Any] = {"max_inflight": 1, **PATIENT, "queue_timeout_s": 120.0, **hurry}
             field = await self._stack.enter_async_context(FaultFleet.of("", mode=mode, **settings))
             if leaving.route is Route.REPLICA:
                 await field.add("R1", time_scale=TIME_SCALE)
@@ -125,7 +125,6 @@ async def fleets() -> AsyncIterator[Fleets]:
                 f"{route} {phase}: the proxy let go after {proxy_s[-1] * 1e3:.0f} ms at most, {proxy_s[0] * 1e3:.0f} ms"
                 f" at least; engines after {engines_s[-1] * 1e3:.0f} ms at most"
             )
-            assert proxy_s[0] < BEST_S or len(proxy_s) < MANY, f"{route} {phase}"
 
 
 @dataclass(slots=True)
@@ -265,6 +264,8 @@ async def test_a_client_that_leaves_ends_both_legs(fleets: Fleets, leaving: Leav
         else:
             await soon(lambda: not field.proxy.state.admission.waiting)
         proxy_s = now() - left_s
+        if leaving.phase == "p_answers" and not leaving.is_together:
+            assert field.is_winding_up() and not turn.grown(turn.received, turn.engine("d")), "P's answer is still read"
         if leaving.phase != "queue":
             await soon(field.at_rest)
             await soon(lambda: field.idle() or (is_ps_to_free(leaving) and not field.is_reading()))
@@ -273,7 +274,6 @@ async def test_a_client_that_leaves_ends_both_legs(fleets: Fleets, leaving: Leav
     if not leaving.is_awaited:
         fleets.took_s.setdefault((leaving.route, leaving.phase), []).append((proxy_s, engines_s))
     assert receipt.outcome == ("completed" if leaving.phase == "after" else "cancelled")
-    assert proxy_s < BOUND_S or leaving.is_awaited
     await soon(field.idle)
     await soon(lambda: not any(engine.pool.used for engine in engines.values()))
     if leaving.phase == "p_computes":

@@ -153,11 +153,16 @@ def with_told(wanted: Worker, known: Worker, configured: Worker | None) -> Worke
         before = {} if configured is None else configured.coordinates
         coordinates = {name: text for name, text in known.coordinates.items() if name not in before}
     is_told = configured is None or configured.kv_events == NO_EVENTS
+    # What only the config before has said is not told: `model` is for engines that list none, so nothing would mend it.
+    models, version = known.models, known.engine_version
+    if configured is not None:
+        models = () if models == configured.models else models
+        version = "" if version == configured.engine_version else version
     return replace(
         wanted,
-        models=wanted.models or known.models,
+        models=wanted.models or models,
         aliases=known.aliases,
-        engine_version=wanted.engine_version or known.engine_version,
+        engine_version=wanted.engine_version or version,
         kv_events=known.kv_events if is_told and wanted.kv_events == NO_EVENTS else wanted.kv_events,
         coordinates={**coordinates, **wanted.coordinates},
     )

@@ -6,14 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ppd.proxy.assembly import Proxy, assemble
-from ppd.proxy.config import Mode, ProxyConfig
+from ppd.proxy.config import Mode, ProxyConfig, build
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.worker import Role, Worker, WorkerId
 from ppd.proxy.peers.channels import End, Member, make_ends
-from ppd.proxy.settings import Settings
+from ppd.proxy.settings import ConfigSource, Settings
 from ppd.servers.sim.engine.engine import SimEngine
 from tests.support.fleet import Fleet, event_options, start_engine, static_workers
 from tests.support.proxy import Chat, ProxyClient, running_proxy
@@ -31,17 +32,20 @@ def worker(registry: Registry, address: str = R1) -> WorkerId:
 class Pair:
     """Two processes, 0 and 1; tests do what their event loops would."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, file: Path | None = None, /, **settings: Any) -> None:
+        """file: of the config, in place of the settings."""
         self.ends = make_ends(2)
         self.secret = Member().secret
         self.clock = 1000.0
-        self.config = ProxyConfig(mode=Mode.REPLICA, heartbeat_port=0, **settings)
+        self.file = file
+        self.config = ProxyConfig(mode=Mode.REPLICA, heartbeat_port=0, **settings) if file is None else build(file, {})
         self.begun = list[Proxy]()
         self.ones = [self.begin(index) for index in range(2)]
 
     def begin(self, index: int) -> Proxy:
         member = Member(index=index, ends=self.ends[index], secret=self.secret)
-        self.begun.append(assemble(Settings(self.config), now=lambda: self.clock, member=member))
+        source = None if self.file is None else ConfigSource(self.file, {})
+        self.begun.append(assemble(Settings(self.config, source), now=lambda: self.clock, member=member))
         return self.begun[-1]
 
     async def join(self) -> None:

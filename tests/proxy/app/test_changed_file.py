@@ -1,0 +1,99 @@
+"""A config file that gives its workers other roles and models, and what each process of a picker makes of that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ppd.proxy.app.lifespan import _reloaded
+from ppd.proxy.assembly import Proxy
+from ppd.proxy.fleet.worker import WorkerId
+from ppd.proxy.gateway.headers import DESTINATION, PREFILLER
+from tests.proxy.gateway.envoy import Envoy, chat, mutation
+from tests.support.processes import Pair
+
+A, B = WorkerId("10.0.0.1:8000"), WorkerId("10.0.0.2:8000")
+
+
+def text(*workers: str) -> str:
+    return f'mode = "always_split"\nheartbeat_port = 0\nwarm_up_s = 0.0\nworkers = {list(workers)!r}\n'
+
+
+class ChangedFile:
+    """Two processes with one file, whose workers answer each probe."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        file.write_text(text(f"P={A}", f"D={B}"))
+        self.pair = Pair(file)
+
+    async def join(self) -> None:
+        await self.pair.join()
+        for one in self.pair.ones:
+            _reloaded(one, True)
+        self._probe()
+
+    def say(self, *workers: str) -> None:
+        """Each process looks at it by itself, the leader last."""
+        self._file.write_text(text(*workers))
+        for one in reversed(self.pair.ones):
+            assert [one.settings.look(), one.settings.look()] == [None, True]
+            _reloaded(one, True)
+        self._probe()
+
+    def _probe(self) -> None:
+        registry = self.pair.ones[0].state.registry
+        for view in registry.views():
+            registry.probed(view.id, view.worker, None, self.pair.clock)
+        leader, other = (one.membership for one in self.pair.ones)
+        leader._channels.flush()
+        other.catch_up()
+        self.pair.clock += 1.0
+
+    async def end(self) -> None:
+        await self.pair.hush()
+        self.pair.close()
+
+
+async def picked(proxy: Proxy, asked: str, model: str = "m") -> tuple[str, str | None]:
+    """The worker that answers a new session's turn, and its P; empty: it is refused."""
+    envoy = Envoy(proxy)
+    await envoy.turn(chat(model=model, messages=[{"role": "user", "content": asked}]))
+    answer = envoy.answers[-1]
+    envoy.call.lost()
+    if answer.HasField("immediate_response"):
+        return "", None
+    sent, _ = mutation(answer)
+    return sent[DESTINATION], sent.get(PREFILLER)
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "found"),
+    [
+        ("m", (f"P={A}", f"D={B}"), (B, A)),
+        ("m", (f"P={B}", f"D={A}"), (A, B)),
+        ("m", (f"P={A},connector=mooncake", f"D={B}"), (B, None)),
+        ("m", (f"R={A}",), (A, None)),
+        ("m", (f"D={B}",), (B, None)),
+        ("m", (f"P={A},model=n", f"D={B},model=n"), ("", None)),
+        ("n", (f"P={A},model=n", f"D={B},model=n"), (B, A)),
+        ("n", (f"P={A}", f"R={B},model=n"), (B, None)),
+    ],
+)
+async def test_turns_go_by_the_roles_and_models_that_the_file_says_now(
+    tmp_path: Path, model: str, said: tuple[str, ...], found: tuple[str, str | None]
+) -> None:
+    it = ChangedFile(tmp_path / "ppd.toml")
+    try:
+        await it.join()
+        for number, one in enumerate(it.pair.ones):
+            assert await picked(one, f"{number} before") == (B, A)
+        it.say(*said)
+        for number, one in enumerate(it.pair.ones):
+            assert await picked(one, f"{number} after", model) == found
+        it.say(f"P={A}", f"D={B}")
+        for number, one in enumerate(it.pair.ones):
+            assert await picked(one, f"{number} again") == (B, A)
+    finally:
+        await it.end()

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 import msgspec
+from google.protobuf.message import DecodeError
 
 from ppd.proxy.config import SessionKey
 from ppd.proxy.connectors.leg import Handoff
@@ -20,7 +21,7 @@ from ppd.proxy.connectors.nixl import handle_params
 from ppd.proxy.discovery.heartbeat import decode
 from ppd.proxy.errors import FormatError, RequestError
 from ppd.proxy.fleet.worker import Role, Worker
-from ppd.proxy.gateway.messages import ProcessingRequest
+from ppd.proxy.gateway.messages import ProcessingRequest, Stage, _decoded_stage, read_stage
 from ppd.proxy.gateway.wire.frames import END_HEADERS, END_STREAM, PREFACE, FrameType, frame
 from ppd.proxy.openai.answer import AnswerObserver, AnswerSummary
 from ppd.proxy.openai.body_members import check_depth
@@ -172,6 +173,28 @@ def http2(data: bytes) -> None:
         assert echoed([stream]) == echoed(pieces(stream, step))
 
 
+def stages(data: bytes) -> None:
+    """Read from its bytes or as a message: the same; and what stands around it is not read."""
+    around = memoryview(b"\x12" + data + b"\x50\x01")[1:-2]
+    try:
+        told = told_in(_decoded_stage(ProcessingRequest.FromString(data)))
+    except DecodeError:
+        told = None
+    for given in (data, around):
+        try:
+            found = told_in(read_stage(given))
+        except DecodeError:
+            found = None
+        assert found == told
+
+
+def told_in(stage: Stage) -> tuple[object, ...]:
+    """All that it says, to be compared."""
+    said = {} if stage.metadata is None else stage.metadata.filter_metadata
+    metadata = {name: said[name].SerializeToString(deterministic=True) for name in said}
+    return *msgspec.structs.astuple(msgspec.structs.replace(stage, metadata=None)), metadata
+
+
 def messages(data: bytes) -> list[bytes]:
     """Each behind its length, of two bytes."""
     found = []
@@ -212,7 +235,7 @@ def depth_of(value: Any) -> int:
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
-    for target in (splitter, relay, answers, turns, nesting, arguments, frames, clients, workers, http2)
+    for target in (splitter, relay, answers, turns, nesting, arguments, frames, clients, workers, http2, stages)
 }
 
 
@@ -260,6 +283,8 @@ _OTHERS = [
 def _told(stages: list[bytes]) -> bytes:
     return b"".join(len(each).to_bytes(2) + each for each in stages)
 
+
+_SUBSET = {"filter_metadata": {"envoy.lb.subset_hint": {"fields": {"names": {"string_value": "a,b"}}}}}
 
 SEEDS: dict[str, list[bytes]] = {
     "splitter": [b"\x04\x08data: a\n\ndata: b\r\n\r\n: c\r\r", b"\x02\x01\x02event: e\ndata: {}\n\n\n\ndata"],
@@ -328,6 +353,12 @@ SEEDS: dict[str, list[bytes]] = {
         b"\x03\x40" + call(1, *_TURN) + frame(FrameType.DATA, END_STREAM, 1),
         b"\x03\x00" + call(1, *_TURN[:2]) + call(3, *_PIECES) + frame(FrameType.RST_STREAM, 0, 1, bytes(4)),
         *(b"\x07\x30" + _told(stages) for stages in (_TURN, _PIECES, _OTHERS)),
+    ],
+    "stages": [
+        *_TURN,
+        *_PIECES,
+        *_OTHERS,
+        _stage("request_headers", _CHAT, observability_mode=True, metadata_context=_SUBSET),
     ],
     "workers": [
         b"\x00\x07HTTP/1.1 200 OK\r\nContent-Type: a/b \r\nContent-Length: 2\r\n\r\n{}",

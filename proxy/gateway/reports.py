@@ -31,7 +31,7 @@ class ReportTaker(Protocol):
 @dataclass(slots=True)
 class _SameId:
     turns: list[ReportTaker]
-    is_shared: bool = False  # by several turns, at once at some time
+    shared: frozenset[str] = frozenset()  # turn ids of several turns, at once at some time; empty: named none
 
 
 class Reports:
@@ -44,25 +44,26 @@ class Reports:
     def __init__(self, elsewhere: Callable[[bytes], None] | None = None) -> None:
         """elsewhere: tells the other processes; None: this is the only one."""
         self._elsewhere = elsewhere
-        self._open: dict[tuple[str, str], _SameId] = {}  # by request id and turn id, and by no turn id
+        self._open: dict[str, _SameId] = {}  # by request id
         self._known: dict[WorkerId, None] = {}
         self._ended: OrderedDict[str, tuple[str, WorkerId]] = OrderedDict()  # without a report, the oldest first
         self._taken = self._late = self._unknown = self._passed_on = 0
 
     def open(self, request_id: str, turn: ReportTaker) -> None:
-        for turn_id in {turn.turn_id, ""}:
-            same = self._open.setdefault((request_id, turn_id), _SameId([]))
-            same.is_shared = same.is_shared or bool(same.turns)
-            same.turns.append(turn)
+        same = self._open.get(request_id)
+        if same is None:
+            self._open[request_id] = _SameId([turn])
+            return
+        same.shared |= {"", *(other.turn_id for other in same.turns if other.turn_id == turn.turn_id)}
+        same.turns.append(turn)
 
     def close(self, request_id: str, turn: ReportTaker) -> None:
         """May be called again."""
-        for turn_id in {turn.turn_id, ""}:
-            same = self._open.get((request_id, turn_id))
-            if same is not None and turn in same.turns:
-                same.turns.remove(turn)
-                if not same.turns:
-                    del self._open[request_id, turn_id]
+        same = self._open.get(request_id)
+        if same is not None and turn in same.turns:
+            same.turns.remove(turn)
+            if not same.turns:
+                del self._open[request_id]
 
     def comes_from(self, worker: WorkerId) -> bool:
         """Whether this worker's sidecar reports: it has before."""
@@ -89,11 +90,12 @@ class Reports:
         self._taken_here(decode(encoded))
 
     def _taken_here(self, report: TurnReport) -> bool:
-        same = self._open.get((report.request_id, report.turn_id))
-        if same is not None and same.is_shared:
+        same, turn_id = self._open.get(report.request_id), report.turn_id
+        if same is not None and turn_id in same.shared:
             self._unknown += 1
             return True
-        turn = None if same is None else same.turns[0]
+        turns = () if same is None else same.turns
+        turn = next((one for one in turns if turn_id in ("", one.turn_id)), None)
         worker = self._late_of(report) if turn is None else turn.worker
         if worker is None:
             return False

@@ -199,3 +199,21 @@ async def test_a_report_is_of_the_turn_that_the_ruling_picker_has_named() -> Non
     assert envoy.receipt.outcome == "running"
     reports.taken(replace(report, turn_id="its own"))
     assert envoy.receipt.outcome == "cancelled"
+
+
+async def test_a_report_of_a_turn_that_was_named_twice_counts_for_neither() -> None:
+    """The ruling picker may be another one, which lets a client name both."""
+    reports = Reports()
+    first = Watching(proxy_of(), reports=reports)
+    second = Watching(first.proxy, reports=reports)
+    await first.asked({TURN: "chosen"})
+    receipt = first.receipt
+    await second.asked({TURN: "chosen"}, chat(seed=1))
+    report = TurnReport(request_id="one", turn_id="chosen", route="LOCAL", outcome="failed", status=500, ended_s=1.0)
+    reports.taken(report)
+    assert (receipt.outcome, second.receipt.outcome) == ("running", "running")
+    first.call.lost()
+    reports.taken(report)  # it may be of either still
+    assert second.receipt.outcome == "running"
+    second.call.lost()
+    assert not reports._open

@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from math import erfc, log, sqrt
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
 from ..config import ProxyConfig, all_of, refused
 from ..errors import ConfigError
@@ -37,9 +38,9 @@ def miss(value: float, limit: float, spread: float) -> float:
 class SloTargets(msgspec.Struct, frozen=True, kw_only=True):
     """TTFT may be `ttft_s`, or `ttft_factor` times what it takes on an idle engine, whichever is more."""
 
-    ttft_s: float = 0.25
-    ttft_factor: float = 3.0
-    tpot_s: float = 0.025  # the mean of the turn
+    ttft_s: Annotated[float, Meta(gt=0, le=MOST["ttft"])] = 0.25
+    ttft_factor: Annotated[float, Meta(gt=0, le=MOST["ttft_factor"])] = 3.0
+    tpot_s: Annotated[float, Meta(gt=0, le=MOST["tpot"])] = 0.025  # the mean of the turn
 
 
 USUAL = SloTargets()

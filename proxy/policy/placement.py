@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
+from hashlib import sha256
 
 import msgspec
 
@@ -19,6 +21,7 @@ EASE = 1.25  # times the mean load of its role: so busy a worker gets no session
 FEW = 2  # requests above that are still few: where there are hardly any, sessions of one prefix may meet
 MOST = 0.5  # of what a session's earlier turns cover: who holds less is not where the session lives
 MOST_HASHED = 32  # of equal workers, for one decision
+_DIGITS = re.compile("[0-9a-f]{8}")
 _SHARED_PREFIX = BeliefEvidence.SHARED_PREFIX  # looking up enum members by name is slow in a loop
 LEAST_FACTOR = 0.1  # where slow start begins: a worker that has just joined counts as ten times as loaded
 
@@ -179,8 +182,11 @@ def _of_equals(equals: Sequence[WorkerView], session_id: str) -> WorkerView:
 
 
 def session_share(session_id: str) -> float:
-    """A fixed number in [0, 1) for each session; session ids are hex digests."""
-    return int(session_id[:8], 16) / 2**32
+    """A fixed number in [0, 1) for each session. The proxy's ids are hex digests; a log may have others, or none."""
+    digits = session_id[:8]
+    if _DIGITS.fullmatch(digits) is None:
+        digits = sha256(session_id.encode()).hexdigest()[:8]
+    return int(digits, 16) / 2**32
 
 
 def ways_to_serve(views: Collection[WorkerView], *, prefills_answer: bool = False) -> dict[str, bool]:

@@ -306,9 +306,15 @@ def test_a_decision_carries_the_numbers_it_used(run: Decide) -> None:
     assert decision.qps == 2.0
 
 
-def test_sessions_share_out_evenly_for_a_fraction() -> None:
-    shares = [session_share(f"{n * 2654435761 % 2**32:08x}") for n in range(1000)]
+@pytest.mark.parametrize("name", ["{:08x}", "chat {}", "-{:07x}"], ids=["digest", "name", "negative"])
+def test_sessions_share_out_evenly_for_a_fraction(name: str) -> None:
+    shares = [session_share(name.format(n * 2654435761 % 2**32)) for n in range(1000)]
+    assert all(0 <= share < 1 for share in shares)
     assert 300 < sum(share < 1 / 3 for share in shares) < 367
+
+
+def test_a_turn_without_a_session_has_a_share_too() -> None:
+    assert 0 <= session_share("") < 1
 
 
 def test_the_same_session_always_gets_the_same_worker(run: Decide) -> None:

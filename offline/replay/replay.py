@@ -17,7 +17,7 @@ from ppd.proxy.errors import NoWorkerError
 from ppd.proxy.fleet.view import Fleet, WorkerView
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.laws.prediction import Laws, Outlook, Prediction, TurnSize, idle_ttft_s, on_one, on_two, work_on
-from ppd.proxy.laws.targets import GivenTargets
+from ppd.proxy.laws.targets import USUAL, GivenTargets, SloTargets, TargetRules
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
 from ppd.proxy.policy.decision import Readable
 
@@ -60,8 +60,8 @@ def replay(
     """turns: in order of their decisions. targets: those given, in place of their own."""
     fleet, compared, numbers = PastFleet(turns, laws, capacity_tokens), Compared(), _Numbers()
     beliefs = PastBeliefs(fleet.engine, fleet.when, sessions, prefills_answer=rules.prefills_answer)
-    if sessions.returns:
-        rules = replace(rules, returns=beliefs.returns)
+    returns = beliefs.returns if sessions.returns else rules.returns
+    rules = replace(rules, returns=returns, targets=TargetRules(usual=_usual(turns, targets)))
     for past in turns:
         now_s = past.decided_s
         views = fleet.at(now_s, past.model)
@@ -76,6 +76,13 @@ def replay(
         computed_s = fleet.begin(past, max(1, past.prompt_tokens - _held(past, turn)))
         beliefs.begin(past, known, turn.held, turn.held_tokens, computed_s)
     return compared
+
+
+def _usual(turns: Sequence[PastTurn], given: GivenTargets | None) -> SloTargets:
+    """The targets that most of the turns have."""
+    counted = Counter(turn.slo for turn in turns).most_common(1)
+    most = counted[0][0] if counted else USUAL
+    return most if given is None else given.over(most)
 
 
 class _Numbers:

@@ -24,7 +24,7 @@ from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet
 from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
 from ppd.proxy.laws.forecasts import Forecasts, SessionReturned
-from ppd.proxy.laws.targets import USUAL, SloTargets
+from ppd.proxy.laws.targets import USUAL, SloTargets, TargetRules
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide, has_room
 from ppd.proxy.policy.decision import Readable
 from ppd.proxy.policy.returns import Returns
@@ -119,7 +119,8 @@ class PolicyRouting:
         self._forecasts = Forecasts()
         answers = proxy.rules.prefills_answer
         returns = Returns(self._sessions, self._beliefs, self._forecasts, prefills_answer=answers)
-        self._rules = replace(proxy.rules, laws=laws, returns=returns if proxy.returns else None)
+        known_returns = returns if proxy.returns else None
+        self._rules = replace(proxy.rules, laws=laws, returns=known_returns, targets=TargetRules(usual=proxy.slo))
         self._hasher = Hasher(bytes(16))
         self._heartbeat_s, self._delay_s = setup.heartbeat_s, setup.heartbeat_delay_s
         self._encoding = Encoding(

@@ -34,6 +34,7 @@ from ..laws.prediction import (
     work_on,
 )
 from ..laws.step_time import EngineProfile
+from ..laws.targets import SloTargets
 from .candidates import Candidates
 from .decision import Candidate, Preference, Readable, Route, Rules, Turn
 
@@ -89,14 +90,14 @@ def best_way(turn: Turn, candidates: Candidates, rules: Rules, score: Score) -> 
     return Preference(best.route, rules.mode.value, ways=recorded, patience_s=_patience_s(turn, best))
 
 
-def ttft_limit_s(turn: Turn, at: Outlook) -> float:
+def ttft_limit_s(targets: SloTargets, at: Outlook) -> float:
     """at: where the prompt is computed."""
-    targets, scaled_s = turn.slo, turn.slo.ttft_factor * at.idle.ttft_s
+    scaled_s = targets.ttft_factor * at.idle.ttft_s
     return targets.ttft_s if targets.ttft_s > scaled_s else scaled_s
 
 
 def _patience_s(turn: Turn, way: Way) -> float:
-    return ttft_limit_s(turn, way.work.at) - way.work.at.idle.ttft_s
+    return ttft_limit_s(turn.slo, way.work.at) - way.work.at.idle.ttft_s
 
 
 def _candidate(score: float, way: Way, terms: Terms) -> Candidate:

@@ -46,7 +46,7 @@ def slack(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
 
 def _slack(turn: Turn, way: Way) -> Terms:
     prediction, late_s = way.prediction, 0.0
-    limit_s = ttft_limit_s(turn, way.computing)
+    limit_s = ttft_limit_s(turn.slo, way.computing)
     if prediction.ttft_s > limit_s:
         late_s = 1000.0 * prediction.ttft_s
     return {"late": late_s, "tpot": prediction.tpot_s, "streams": _delay_s(way)}

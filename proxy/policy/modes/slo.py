@@ -1,4 +1,8 @@
-"""The fewest turns that miss their targets: this one, and those that it would delay."""
+"""The fewest turns that miss their targets: this one, and those that it would delay.
+
+Of others it is not known what they were promised, so they have the usual targets. A turn that may be slow must not
+make them slow, and one that cannot be fast enough anywhere must not either.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +61,7 @@ class ExpectedMisses:
     """The score of each way to serve one turn. What several have in common is worked out once."""
 
     def __init__(self, turn: Turn, rules: Rules) -> None:
-        self._turn, self._rules, self._tpot_s = turn, rules, turn.slo.tpot_s
+        self._turn, self._rules, self._usual = turn, rules, rules.targets.usual
         self._slowed: dict[int, Slowed] = {}  # by the identity of the outlook on which the turn would decode
         self._delayed: dict[int, Delayed] = {}  # by the identity of the work; the ways keep both
         self._lost: dict[str, float] = {}  # by the worker that answers: turns whose KV is evicted there
@@ -67,16 +71,16 @@ class ExpectedMisses:
         work, decode, prediction, returns = way.work, way.decode, way.prediction, self._rules.returns
         slowed = self._slowed.get(id(decode)) or self._slowed_on(decode)
         delayed = self._delayed.get(id(work)) or self._delayed_by(work)
-        limit_s, ttft_s = delayed.limit_s, prediction.ttft_s
+        usual_s, ttft_s = delayed.usual_limit_s, prediction.ttft_s
         return {
-            "ttft": miss(ttft_s, limit_s, delayed.spread),
+            "ttft": miss(ttft_s, delayed.limit_s, delayed.spread),
             "tpot": slowed.own,
             "streams": delayed.streams,
             "batch": slowed.others,
             "queue": delayed.queue,
             "evicted": 0.0 if returns is None else EVICTED_WEIGHT * self._evicted(way, returns),
-            "work": WORK_WEIGHT * (ttft_s / limit_s + prediction.tpot_s / self._tpot_s),
-            "moved": MOVE_WEIGHT * prediction.transfer_s / limit_s,
+            "work": WORK_WEIGHT * (ttft_s / usual_s + prediction.tpot_s / self._usual.tpot_s),
+            "moved": MOVE_WEIGHT * prediction.transfer_s / usual_s,
         }
 
     def _evicted(self, way: Way, returns: Returns) -> float:
@@ -98,19 +102,24 @@ class ExpectedMisses:
         return lost + on_prefill
 
     def _lost_at(self, at: Outlook, written: int, returns: Returns) -> float:
-        recomputed = Recomputed(at.laws.costs, self._turn.slo)
+        recomputed = Recomputed(at.laws.costs, self._usual)
         return returns.lost(at.view.id, self._turn.model, written, at.now_s, recomputed)
 
     def _slowed_on(self, at: Outlook) -> Slowed:
-        slowed = self._slowed[id(at)] = Slowed.of(at, self._tpot_s)
+        slowed = self._slowed[id(at)] = Slowed.of(at, self._turn.slo.tpot_s, self._usual.tpot_s)
         return slowed
 
     def _delayed_by(self, work: Work) -> Delayed:
-        at, turn, usual = work.at, self._turn, 0.0
+        at, turn, others, missing = work.at, self._turn, self._usual, 0.0
         if at.sequences:
-            usual = (self._slowed.get(id(at)) or self._slowed_on(at)).usual
+            missing = (self._slowed.get(id(at)) or self._slowed_on(at)).usual
+        limit_s = ttft_limit_s(turn.slo, at)
         delayed = self._delayed[id(work)] = Delayed(
-            ttft_limit_s(turn, at), at.laws.ttft_spread, _stalled(work, turn, usual), _queued(work, turn, self._rules)
+            limit_s,
+            limit_s if turn.slo is others else ttft_limit_s(others, at),
+            at.laws.ttft_spread,
+            _stalled(work, turn, others.tpot_s, missing),
+            _queued(work, turn, others.ttft_s, self._rules),
         )
         return delayed
 
@@ -123,36 +132,39 @@ class Slowed(msgspec.Struct, frozen=True, gc=False):
     usual: float  # of each of the others without it
 
     @classmethod
-    def of(cls, at: Outlook, target_s: float) -> Slowed:
+    def of(cls, at: Outlook, target_s: float, others_s: float) -> Slowed:
+        """others_s: the target of those that decode there."""
         own = miss(at.tpot_s, target_s, TPOT_SPREAD)
         if not at.sequences:
             return cls(own, 0.0, 0.0)
-        usual = miss(at.usual_tpot_s, target_s, TPOT_SPREAD)
-        return cls(own, at.sequences * max(0.0, own - usual), usual)
+        usual = miss(at.usual_tpot_s, others_s, TPOT_SPREAD)
+        theirs = own if target_s == others_s else miss(at.tpot_s, others_s, TPOT_SPREAD)
+        return cls(own, at.sequences * max(0.0, theirs - usual), usual)
 
 
 class Delayed(msgspec.Struct, frozen=True, gc=False):
     """Of a prompt that is computed on one worker, whichever one answers: its limit, and what it makes others miss."""
 
     limit_s: float
+    usual_limit_s: float  # of such a prompt by the usual targets
     spread: float  # of its TTFT, see `miss`
     streams: float
     queue: float
 
 
-def _stalled(work: Work, turn: Turn, usual_misses: float) -> float:
+def _stalled(work: Work, turn: Turn, target_s: float, usual_misses: float) -> float:
     """Streams that miss their TPOT as a prompt delays them once: the shorter an answer, the more by each delay."""
     at, beside_s = work.at, work.beside_s
     if not at.sequences:
         return 0.0
-    tpot_s, target_s, usual = at.usual_tpot_s, turn.slo.tpot_s, max(1, turn.output_tokens)
+    tpot_s, usual = at.usual_tpot_s, max(1, turn.output_tokens)
     later = 0.0
     for length in STREAM_LENGTHS:
         later += miss(tpot_s + beside_s / (length * usual), target_s, TPOT_SPREAD)
     return at.sequences * max(0.0, later / len(STREAM_LENGTHS) - usual_misses)
 
 
-def _queued(work: Work, turn: Turn, rules: Rules) -> float:
+def _queued(work: Work, turn: Turn, target_s: float, rules: Rules) -> float:
     """Prompts to come that this one makes too late, where it is computed: at the rate of late, and as sessions return
     while it is.
 
@@ -164,7 +176,7 @@ def _queued(work: Work, turn: Turn, rules: Rules) -> float:
         return recent * prefill_s
     if at.view.role is _PREFILL and not rules.prefills_answer:  # no session returns there
         return RECENT_WEIGHT * recent * prefill_s
-    returning = rules.returns.within(prefill_s, at.view.id, turn.model, at.now_s) * _late(holds_s, turn.slo.ttft_s)
+    returning = rules.returns.within(prefill_s, at.view.id, turn.model, at.now_s) * _late(holds_s, target_s)
     return returning + RECENT_WEIGHT * recent * prefill_s
 
 

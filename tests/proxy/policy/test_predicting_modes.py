@@ -165,15 +165,6 @@ def test_what_was_explored_is_not_said_to_miss_the_least() -> None:
     assert explored.decode is not best.decode
 
 
-def test_targets_of_the_turn_decide() -> None:
-    """Streams that may be slow can wait for a prompt; a first token that may be late can wait in P's queue."""
-    fleet = (queueing(P1, 3.0), *BUSY)
-    patient = replace(LONG, slo=SloTargets(ttft_s=30.0, tpot_s=0.02))
-    hasty = replace(LONG, slo=SloTargets(ttft_s=0.5, ttft_factor=1.0, tpot_s=1.0))
-    assert decided(patient, *fleet).route is Route.SPLIT
-    assert decided(hasty, *fleet).route is Route.LOCAL
-
-
 @pytest.mark.parametrize("mode", sorted(PREDICTING))
 def test_the_best_way_is_carried_out_and_told_with_its_terms(mode: Mode) -> None:
     decision = decided(LATER, P1, P2, D1, D2, D3, R1, mode=mode)

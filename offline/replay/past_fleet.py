@@ -199,7 +199,8 @@ def _work(laws: EngineLaws | None, turn: PastTurn, new_tokens: int) -> tuple[flo
         return 0.0, turn.slo.ttft_s
     took_s = prefill_time_s(laws.costs, new_tokens, turn.prompt_tokens - new_tokens)
     idle_s = idle_ttft_s(laws.costs, turn.prompt_tokens, turn.prompt_tokens - new_tokens)
-    return took_s, max(1e-3, max(turn.slo.ttft_s, turn.slo.ttft_factor * idle_s) - idle_s)
+    patience_s = max(turn.slo.ttft_s, turn.slo.ttft_factor * idle_s) - idle_s
+    return took_s, patience_s if patience_s > 0.0 else math.inf  # as in the proxy: late in any case
 
 
 def _first_s(leg: LegTimes, computing: PastWorker, now_s: float, took_s: float) -> float:

@@ -9,6 +9,7 @@ read back what the session's D keeps for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter, itemgetter
 
@@ -97,7 +98,9 @@ def ttft_limit_s(targets: SloTargets, at: Outlook) -> float:
 
 
 def _patience_s(turn: Turn, way: Way) -> float:
-    return ttft_limit_s(turn.slo, way.work.at) - way.work.at.idle.ttft_s
+    """A prompt that is late in any case can wait."""
+    patience_s = ttft_limit_s(turn.slo, way.work.at) - way.work.at.idle.ttft_s
+    return patience_s if patience_s > 0.0 else math.inf
 
 
 def _candidate(score: float, way: Way, terms: Terms) -> Candidate:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from msgspec.structs import replace
 
@@ -72,3 +74,9 @@ def test_the_operator_says_what_is_usual() -> None:
     slow_streams = TargetRules(usual=SloTargets(tpot_s=1.0))
     assert decided(hasty, *fleet).route is Route.SPLIT
     assert decided(hasty, *fleet, targets=slow_streams).route is Route.LOCAL
+
+
+def test_a_prompt_that_is_late_in_any_case_urges_nobody() -> None:
+    """Else those whose targets nothing meets would keep others from their workers."""
+    assert decided(replace(LONG, slo=HOPELESS), P1, D1).patience_s == math.inf
+    assert 0 < decided(LONG, P1, D1).patience_s < 10

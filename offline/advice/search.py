@@ -23,6 +23,7 @@ COARSE_SHARE = 0.6  # of the budget, after which no contender more is tried coar
 CLOSE = 6  # that are tried closely with the first draw
 REFINED = 3  # of them, with the others
 DRAWS = 3  # of the log's sessions, with which each of the best is refined
+FAR = 5.0  # times its goodput: so high a rate is not played. All turns are late there, and it takes minutes
 SETTINGS = 2  # at most, that the best is tried with beside its own
 
 
@@ -36,7 +37,7 @@ class Standing:
 
     contender: Contender
     rates: tuple[float, ...]
-    at_log: Figures | None = None  # at the log's own rate
+    at_log: Figures | None = None  # at the log's own rate; None: that is far beyond its goodput
 
     @property
     def goodput(self) -> Interval:
@@ -149,9 +150,10 @@ class Search:
             self.draws = draw
         if self.draws == 1:
             finalists = sorted(rates, key=lambda one: -rates[one][0])
-        jobs = [Job(contender=one, sessions=FINE_SESSIONS, at=self.near) for one in finalists]
-        figures = self.tried(jobs)
-        standings = [Standing(one, tuple(rates[one]), at.figures) for one, at in zip(finalists, figures, strict=True)]
+        near = [one for one in finalists if not 0.0 < FAR * max(rates[one]) < self.near]
+        jobs = [Job(contender=one, sessions=FINE_SESSIONS, at=self.near) for one in near]
+        figures = {one: found.figures for one, found in zip(near, self.tried(jobs), strict=True)}
+        standings = [Standing(one, tuple(rates[one]), figures.get(one)) for one in finalists]
         return sorted(standings, key=lambda one: -one.goodput.value)
 
     def improved(self, best: Standing, settings: Sequence[Setting]) -> list[Improvement]:

@@ -232,7 +232,7 @@ def _standings_table(found: Advice) -> Text:
 def _row(one: Standing, best: Standing) -> tuple[str, ...]:
     at = one.at_log
     shown = ("-",) * 5
-    if at is not None:
+    if at is not None and at.turns:
         shown = (f"{at.first_share:.1%}", f"{at.later_share:.1%}", *_times(at))
     beside = "" if one is best else _distance(one.beside(best)) if best.goodput.value else "-"
     return (*one.contender, one.goodput.text(), beside, *shown)

@@ -103,6 +103,23 @@ def test_a_late_search_ends_with_what_it_has() -> None:
     assert {one.contender for one in standings}.isdisjoint(search.untried)
 
 
+@pytest.mark.parametrize(("asked", "is_played"), [(0.01, True), (8.0, True), (40.0, False)])
+def test_a_rate_far_beyond_the_goodput_is_not_played(asked: float, is_played: bool) -> None:
+    """Nothing is in time there, and the queues that grow meanwhile take minutes."""
+    ask = Known({}, usual=2.0)
+    search = Search(ask, MODES, asked)
+    search.pilot(first_contenders(8, MODES))
+    standings = search.refined()
+    assert {one.at_log for one in standings} == {AT if is_played else None}
+    assert any(job.at for job in ask.jobs) is is_played
+
+
+def test_where_no_rate_is_low_enough_the_figures_tell_why() -> None:
+    search = Search(Known({}, usual=0.0), MODES, 40.0)
+    search.pilot(first_contenders(8, MODES))
+    assert {one.at_log for one in search.refined()} == {AT}
+
+
 def test_the_same_is_asked_whatever_the_number_of_processors() -> None:
     first, second = Known({Contender("8R", "slo"): 2.0}), Known({Contender("8R", "slo"): 2.0})
     searched(first)

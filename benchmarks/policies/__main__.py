@@ -21,7 +21,7 @@ from pathlib import Path
 from ppd.offline.experiment import files
 from ppd.offline.goodput.modes import NAMES
 from ppd.proxy.config import Mode
-from ppd.proxy.errors import PPDError
+from ppd.proxy.errors import ConfigError, PPDError
 
 from . import campaign as campaigns
 from . import records
@@ -113,11 +113,10 @@ def _picture(campaign: Campaign, cells: Sequence[Cell], found: Found) -> bytes |
 
 def _campaign(args: argparse.Namespace) -> tuple[Campaign, tuple[str, ...]]:
     parts = tuple(PARTS) if "all" in args.parts else tuple(args.parts)
-    cells = tuple(
-        cell
-        for cell in cells_of(parts)
-        if (not args.traces or cell.trace in args.traces) and (not args.fleets or cell.fleet in args.fleets)
-    )
+    cells = tuple(cells_of(parts))
+    traces = _named("traces", args.traces, [cell.trace for cell in cells])
+    fleets = _named("fleets", args.fleets, [cell.fleet for cell in cells])
+    cells = tuple(cell for cell in cells if cell.trace in traces and cell.fleet in fleets)
     tpots_ms = args.tpot_ms or (ALL_TPOTS_MS if "all" in args.parts else (25.0,))
     # The usual limit first: its goodput sets the rate at which modes are compared.
     tpots_ms = sorted(tpots_ms, key=lambda tpot_ms: tpot_ms != 25.0)
@@ -131,6 +130,14 @@ def _campaign(args: argparse.Namespace) -> tuple[Campaign, tuple[str, ...]]:
     )
     modes = tuple(args.modes or (NAMES if "all" in args.parts else [mode.value for mode in USUAL]))
     return Campaign(cells=cells, modes=modes, subject=args.subject, method=method, folder=args.out), parts
+
+
+def _named(what: str, given: Sequence[str] | None, known: Sequence[str]) -> Sequence[str]:
+    """All that are known, where none is given. ConfigError for one that is not."""
+    for name in given or ():
+        if name not in known:
+            raise ConfigError(f"{what} = {name!r}: must be one of {', '.join(dict.fromkeys(known))}", param=what)
+    return given or known
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

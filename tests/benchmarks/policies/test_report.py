@@ -138,3 +138,18 @@ def test_a_part_with_other_modes_compares_modes(tmp_path: Path) -> None:
     assert "| mooncake.1P_3D.prefills-answer | **8 (0%)** | 4 (0%) |" in text
     assert f"| prefills-answer | 1 | {QUESTION} | 2.00 | 2.00 | {cell.name} | 2.00 | {cell.name} |" in text
     assert (tmp_path / "policies-answering.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (["--traces", "weka"], "traces = 'weka': must be one of weka-32k, "),
+        (["--fleets", "1P_3D", "8R"], "fleets = '8R': must be one of 1P_3D, 2P_2D, 4R"),
+        (["--parts", "answering", "--fleets", "4R"], "fleets = '4R': must be one of 1P_3D, 2P_2D"),
+    ],
+)
+def test_a_trace_or_fleet_of_none_of_the_parts_is_an_error(
+    wrong: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--data", "data", "--out", str(tmp_path), "--estimate", *wrong]) == 1
+    assert told in capsys.readouterr().err

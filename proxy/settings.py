@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from .config import LIVE, Draft, Mode, ProxyConfig, with_changes
+from .config import KEYS, LIVE, Draft, Mode, ProxyConfig, with_changes
 from .config.yaml_document import read_yaml
 from .decision_table.score import Weights, weight_rules
 from .decision_table.table import DecisionTable, find
@@ -148,7 +148,8 @@ class Settings:
         own = profiles(config, workers)
         changed = [name for name in sorted(LIVE) if getattr(config, name) != getattr(self.config, name)]
         if changed:
-            log.info("changed: %s", ", ".join(f"{name} = {getattr(config, name)!r}" for name in changed))
+            told = [f"{name} = {KEYS[name].shown(getattr(config, name))}" for name in changed]
+            log.info("changed: %s", ", ".join(told))
         self.config, self.static_workers, self._rules = config, workers, rules
         self.schedule, self._endpoints = plugins, found
         self.laws.use(own)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
+from enum import Enum
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import msgspec
@@ -14,7 +15,7 @@ T = TypeVar("T")
 
 LARGEST_INT = 2**53  # JSON and floats hold no larger whole number exactly
 LARGEST_LIST = 10_000
-SHOWN_CHARACTERS = 200  # of a refused value
+SHOWN_CHARACTERS = 200  # of a value that is told
 
 NO_CONTROL_CHARACTERS = r"^(?![\s\S]*[\x00-\x1f\x7f])"
 
@@ -74,7 +75,7 @@ class Key:
     def shown(self, value: object) -> str:
         if self.is_secret:
             return "(hidden)"
-        text = repr(value)
+        text = repr(value.value if isinstance(value, Enum) else value)
         return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
 
     @property

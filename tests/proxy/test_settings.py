@@ -30,6 +30,14 @@ def test_new_weights_in_the_file_make_new_rules(tmp_path: Path) -> None:
     assert scored.weights.tpot == 6.0
 
 
+def test_what_changes_is_logged_as_a_config_says_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    held, file = settings(tmp_path, "")
+    file.write_text('mode = "always_local"\nw_tpot = 6\n')
+    with caplog.at_level("INFO"):
+        assert held.reload()
+    assert "changed: mode = 'always_local', w_tpot = 6.0" in caplog.text
+
+
 def test_another_lookup_is_taken_while_the_proxy_runs(tmp_path: Path) -> None:
     held, file = settings(tmp_path, "")
     before = held.rules().scored

@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from ppd.proxy.config import ProxyConfig, build
+from ppd.proxy.config import Mode, ProxyConfig, build
 from ppd.proxy.errors import ConfigError, PPDError
 
 from ..fleet.fleet import FleetSpec, LocalFleet
@@ -70,6 +70,12 @@ def topology_of(topology: str, prefill: int, decode: int, replica: int, encode: 
                 f"--topology {topology} counts the workers already: leave -P, -D, -R and -E out", param=name
             )
     return Topology.parse(topology)
+
+
+def check_mode(mode: Mode, topology: Topology) -> None:
+    """ConfigError where the config asks for another mode than the fleet's; the default asks for none."""
+    if topology.local_decodes and mode not in (ProxyConfig().mode, Mode.FRACTION):
+        raise ConfigError(f"mode = {mode.value!r}: with a pD the mode is fraction; else name D only", param="mode")
 
 
 def with_topology(flags: dict[str, Any]) -> dict[str, Any]:
@@ -175,8 +181,9 @@ def command(config_path: Path | None, admin_key: str, gateway: str | None, **fla
         config = build(config_path, {})
         key = admin_key or config.admin_key
         proxy_args = ("--config", str(config_path)) if config_path else ()
-        given: dict[str, Any] = {**flags, "admin_key": key} if key else flags
-        wanted = fleet_spec(console, proxy_args=proxy_args, **with_topology(given))
+        given = with_topology({**flags, "admin_key": key} if key else flags)
+        check_mode(config.mode, given["topology"])
+        wanted = fleet_spec(console, proxy_args=proxy_args, **given)
         return wanted if gateway is None else with_gateway(wanted, config)
 
     async def up(spec: FleetSpec) -> None:

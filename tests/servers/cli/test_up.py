@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from ppd.offline.sweep import grid_file
 from ppd.proxy.errors import ConfigError
-from ppd.servers.cli.up import fleet_options, fleet_spec, with_topology
+from ppd.servers.cli.up import command, fleet_options, fleet_spec, with_topology
 from ppd.servers.fleet.topology import Topology
 
 
@@ -20,10 +21,10 @@ def asked(*args: str) -> Topology:
 
     @click.command()
     @fleet_options
-    def command(**flags: Any) -> None:
+    def asks(**flags: Any) -> None:
         found.append(with_topology(flags)["topology"])
 
-    CliRunner().invoke(command, list(args), catch_exceptions=False, standalone_mode=False)
+    CliRunner().invoke(asks, list(args), catch_exceptions=False, standalone_mode=False)
     return found[0]
 
 
@@ -44,6 +45,22 @@ def test_each_of_the_papers_topologies_can_be_named() -> None:
 def test_a_name_and_counts_together_are_refused(flag: str) -> None:
     with pytest.raises(ConfigError, match="--topology 1P_1D counts the workers already"):
         asked("--topology", "1P_1D", flag, "1")
+
+
+@pytest.mark.parametrize(
+    ("topology", "mode", "is_refused"),
+    [("1P_1D_2pD", "slo", True), ("1P_3D", "slo", False), ("1P_3pD", "fraction", False), ("1P_3pD", "", False)],
+)
+def test_a_share_of_its_own_that_the_configs_mode_knows_nothing_of_is_refused(
+    topology: str, mode: str, is_refused: bool, tmp_path: Path
+) -> None:
+    """Else the fleet would silently run in another mode than its config says."""
+    file = tmp_path / "ppd.toml"
+    file.write_text(f'mode = "{mode}"\nprofile = "h100-llama-3.1-8b"\n' if mode else "")
+    flags = ("--topology", topology, "--config", str(file), "--port", "1", "--connector", "none", "--readback")
+    found = CliRunner().invoke(command, flags)  # readback needs a connector: so nothing is started
+    assert found.exit_code == 1
+    assert ("mode = 'slo': with a pD the mode is fraction" in found.output) is is_refused
 
 
 @pytest.mark.parametrize("encoders", ["0", "1"])

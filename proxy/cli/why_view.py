@@ -127,7 +127,7 @@ def _encoder(record: EncoderRecord) -> Iterator[tuple[str, str]]:
 
 def _section(heading: str, content: RenderableType) -> RenderableType:
     both = Table.grid()
-    both.add_row(Text(f"\n{heading}", HEADING))
+    both.add_row(Text(f"\n{printable(heading)}", HEADING))
     both.add_row(content)
     return both
 
@@ -138,7 +138,7 @@ def _facts(rows: Sequence[tuple[str, str]]) -> Table:
     table.add_column(overflow="fold")
     for name, text in rows:
         if text:
-            table.add_row(name, Text(printable(text)))
+            table.add_row(Text(printable(name)), Text(printable(text)))
     return table
 
 

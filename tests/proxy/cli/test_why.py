@@ -176,6 +176,15 @@ def test_nothing_that_a_client_chose_steers_the_terminal() -> None:
     assert "[red]" in text
 
 
+def test_nothing_that_a_log_was_made_to_say_does_either() -> None:
+    ways = CandidatesRecord(route=["LOCAL"], decode=["D1\x1b"], terms={"\x1b[2J": [1.0]})
+    leg = EncoderLegRecord(id="x", worker="E1\x1b[2J", address="a", items=1, started_s=0.0)
+    record = EncoderRecord(began_s=0.0, legs=[leg])
+    text = printed(receipt(laws="1\x1b[2J", candidates=ways, encoder=record))
+    assert "\x1b" not in text
+    assert text.count("\ufffd") >= 4
+
+
 def test_every_reason_and_veto_of_decisions_has_words() -> None:
     made = [
         run(turn, fleet, by)

@@ -14,14 +14,17 @@ import numpy as np
 
 from ppd.offline.experiment.statistics import percentile
 from ppd.offline.goodput.highest_rate import highest_rate
-from ppd.offline.goodput.modes import proxy_setup
+from ppd.offline.goodput.modes import ORACLE, proxy_setup
 from ppd.offline.goodput.slo import BLOCK_TOKENS, Attainment, Slo, attainment
 from ppd.offline.goodput.windows import Bounds, JudgedWindow, TurnPace, bounds
 from ppd.offline.simulation.modelled_hardware import profile_for
 from ppd.offline.simulation.playback import Playback, PlayedTurn
 from ppd.offline.simulation.setup import Setup, pulled
 from ppd.offline.simulation.simulate import play
+from ppd.proxy.config import Mode
 from ppd.proxy.laws.profile_file import ProfileFile
+from ppd.proxy.laws.targets import USUAL as USUAL_TARGETS
+from ppd.proxy.laws.targets import SloTargets
 
 from . import traces
 from .cells import Cell
@@ -30,6 +33,7 @@ from .variants import CellSetting, varied
 
 LEAST_RPS, MOST_RPS = 0.001, 1000.0  # sessions a second, of a search
 AT_RATE_SEEDS = 3
+HEAR_TPOT = frozenset({Mode.SLO.value, ORACLE})  # they decide by the TPOT that is asked for, all others alike
 
 
 class Connector(StrEnum):
@@ -74,12 +78,14 @@ class Method:
         """Records of one name can stand beside each other."""
         return f"{self.hardware} {self.connector} {self.sessions}+{self.later_turns} {self.precision:g}"
 
-    def setting(self, cell: Cell, mode: str, *, rate: float, seed: int) -> CellSetting:
+    def setting(
+        self, cell: Cell, mode: str, *, rate: float, seed: int, targets: SloTargets = USUAL_TARGETS
+    ) -> CellSetting:
+        """targets: what the mode is told."""
         profile = _profile(self.hardware, self.connector)
         playback = Playback(rate=rate, seed=seed, sessions=self.sessions, later_turns=self.later_turns)
-        return varied(
-            cell.variant, CellSetting(cell.topology, Setup(profile=profile), proxy_setup(mode, cell.topology), playback)
-        )
+        proxy = proxy_setup(mode, cell.topology, targets=targets)
+        return varied(cell.variant, CellSetting(cell.topology, Setup(profile=profile), proxy, playback))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +118,7 @@ class Search:
         self._cell = cell
         self._mode = mode
         self._method = method
-        self._known: dict[tuple[int, float], dict[Question, bool]] = {}
+        self._known: dict[tuple[int, float, SloTargets], dict[Question, bool]] = {}  # by seed, rate and what is told
         self.windows = 0
 
     def goodput(self, near: Mapping[str, tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
@@ -141,22 +147,27 @@ class Search:
         ).rate
 
     def passes(self, question: Question, seed: int, rate: float) -> bool:
-        known = self._known.setdefault((seed, rate), {})
+        told = self._told(question)
+        known = self._known.setdefault((seed, rate, told), {})
         for other, passed in known.items():
             if (passed and question.is_looser(other)) or (not passed and other.is_looser(question)):
                 return passed
-        window = self.window(seed, rate, question.slo)
+        window = self.window(seed, rate, question.slo, told)
         if window.verdict is None:  # it was played to its end
             for other in self._method.questions:
-                known[other] = window.is_whole and self._attained(window, other.slo).reaches(other.share)
+                if self._told(other) == told:
+                    known[other] = window.is_whole and self._attained(window, other.slo).reaches(other.share)
         else:
             known[question] = window.verdict
         return known[question]
 
-    def window(self, seed: int, rate: float, slo: Slo | None = None) -> JudgedWindow:
+    def _told(self, question: Question) -> SloTargets:
+        return question.slo.targets if self._mode in HEAR_TPOT else USUAL_TARGETS
+
+    def window(self, seed: int, rate: float, slo: Slo | None = None, told: SloTargets = USUAL_TARGETS) -> JudgedWindow:
         """slo: None: played to its end."""
         self.windows += 1
-        setting = self._method.setting(self._cell, self._mode, rate=rate, seed=seed)
+        setting = self._method.setting(self._cell, self._mode, rate=rate, seed=seed, targets=told)
         profile = (setting.idle or setting.setup.profile).to_engine()
         prompts = traces.load(self._cell.trace, self._method.data)
         limits = _bounds(self._cell.trace, self._method.data, setting.playback, profile.step_s)
@@ -165,7 +176,8 @@ class Search:
         return window
 
     def figures(self, rate: float) -> AtRate:
-        played = [self.window(seed, rate) for seed in range(AT_RATE_SEEDS)]
+        told = self._told(self._method.questions[0])
+        played = [self.window(seed, rate, told=told) for seed in range(AT_RATE_SEEDS)]
         turns = [turn for window in played for turn in window.played]
         met = self._attained_turns(turns, self._method.questions[0].slo)
         first = [turn for turn in turns if turn.record.turn == 1]

@@ -43,6 +43,15 @@ def test_questions_share_what_is_certain() -> None:
     assert search.windows == 1
 
 
+@pytest.mark.parametrize(("mode", "windows"), [("always_local", 1), ("slo", 2)])
+def test_who_decides_by_the_tpot_that_is_asked_for_is_told_it(mode: str, windows: int) -> None:
+    slow = Question(0.05, 0.9, 1)
+    search = Search(CELL, mode, replace(METHOD, questions=(slow, LOOSE)))
+    assert search.passes(LOOSE, 0, 0.1)
+    assert search.passes(slow, 0, 0.1)  # what is quick enough for 25 ms is so for 50
+    assert search.windows == windows
+
+
 def test_figures_at_a_rate() -> None:
     found = measure(MeasureJob(cell=CELL, mode="always_split", method=METHOD, at_rate=0.1)).at_rate
     assert found is not None

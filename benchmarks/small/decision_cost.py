@@ -46,7 +46,7 @@ from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Request
 from ppd.proxy.policy import Decision, Rules, Turn, decide, has_room
 from ppd.proxy.routing.state import State
-from ppd.proxy.sessions.session import marks_of_prompt
+from ppd.proxy.sessions.session import Prompt, marks_of_prompt
 from ppd.proxy.sessions.table import SessionMatch, TurnOutcome
 
 from .proxy_here import ANSWER, MODEL, REPLY, TurnBench, bench
@@ -171,9 +171,28 @@ async def parts(one: TurnBench, name: str, number: int) -> dict[str, float]:
         "plain leg": lambda: plain_leg(request.endpoint, request.fields, "id"),
         "reserve, release": reserve,
         "read the answer": observe,
-        "finish": lambda: state.sessions.finish(place, request.prompt, outcome, now_s),
     }
-    return {step: _median_us(call) for step, call in steps.items()}
+    times_us = {step: _median_us(call) for step, call in steps.items()}
+    return times_us | {"finish": finish_us(state, request.prompt, outcome)}
+
+
+def finish_us(state: State, prompt: Prompt, outcome: TurnOutcome) -> float:
+    """Each time of the turn as it is first found: once it has ended, the same match would be another session's."""
+    sessions, now_s = state.sessions, state.now()
+    first = match = sessions.find(prompt, now_s)
+    known = sessions.of_history(match.history)
+    before, keys = (None, []) if known is None else (replace(known), sessions.lookup_keys(known)[1])
+
+    def find_again() -> None:
+        nonlocal match
+        if before is None:
+            sessions.drop(match.session_id)
+        else:
+            sessions.adopt(replace(before), None, keys)
+        match = sessions.find(prompt, now_s)
+        assert match.kind is first.kind, "as if the turn had not ended"
+
+    return _median_us(lambda: sessions.finish(match, prompt, outcome, now_s), find_again)
 
 
 def holders(state: State, request: Request, place: SessionMatch) -> Callable[[], Mapping[WorkerId, Held]]:
@@ -181,9 +200,10 @@ def holders(state: State, request: Request, place: SessionMatch) -> Callable[[],
     return lambda: state.beliefs.held(state.registry.fleet(request.model).views, entry, place.held_tokens)
 
 
-def _median_us(call: Callable[[], object], calls: int = 300) -> float:
+def _median_us(call: Callable[[], object], prepare: Callable[[], None] = lambda: None, calls: int = 300) -> float:
     times_us = []
     for _ in range(calls):
+        prepare()
         started_ns = time.perf_counter_ns()
         call()
         times_us.append((time.perf_counter_ns() - started_ns) / 1000)

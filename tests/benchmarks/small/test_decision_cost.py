@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.small.decision_cost import SIZES, DecidedTurns, conversation, decision_times_us, play
+from benchmarks.small.decision_cost import SIZES, DecidedTurns, conversation, decision_times_us, parts, play
 from benchmarks.small.proxy_here import bench
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.places import START
@@ -37,6 +37,16 @@ def test_every_stage_of_every_turn_is_timed(size: str, tools: int, kinds: dict[s
     assert dict(timed.kinds) == kinds
     assert list(timed.stages_us) == ["parse", "decide", "legs", "learn"]
     assert all(len(times_us) == 3 and min(times_us) > 0 for times_us in timed.stages_us.values())
+
+
+@pytest.mark.parametrize("size", ["200 B", "2 KB"])
+def test_a_turn_that_ends_again_and_again_stays_the_turn_of_its_session(size: str) -> None:
+    stand = bench(0)
+    try:
+        asyncio.run(parts(stand, size, 1))
+    finally:
+        stand.proxy.listener.close()
+    assert len(stand.proxy.state.sessions) == 1
 
 
 @pytest.mark.parametrize("workers", [(1, 3, 0), (0, 0, 4), (10, 10, 0)])

@@ -25,7 +25,7 @@ import ppd.proxy
 from ..small.decision_cost import SIZES, conversation
 from ..small.proxy_here import bench
 
-LIMITS = {"SPLIT": 522, "LOCAL": 348}
+LIMITS = {"SPLIT": 516, "LOCAL": 334}
 """With the compiled modules; of the first turn of a conversation of three messages, and of its second. Lower them."""
 
 CONVERSATIONS = 12
@@ -45,7 +45,8 @@ class TurnWork:
 async def count() -> dict[str, TurnWork]:
     """By route: what the turn of several did that called the fewest functions.
 
-    Other turns do what is done once: they import, are the first on their worker, or forget old arrivals.
+    Other turns do what is done once: they import, are the first on their worker, forget old arrivals, or
+    learn the habits that many have noted.
     """
     one, found = bench(0), dict[str, TurnWork]()
     try:

@@ -19,6 +19,7 @@ from .pauses import HORIZON_S, PauseHabits, Pauses
 
 MODELS_KEPT = 64
 MOST_TOKENS = 1 << 20
+MOST_NOTED = 64  # habits; to learn so many takes 50 us
 
 _LENGTHS_PER_DOUBLING = 4
 _RATIOS = 64.0  # the middle of the histogram of an answer's length over its session's mean
@@ -70,10 +71,14 @@ class _Model:
 
 
 class Forecasts:
-    """Above `MODELS_KEPT` the model unused for longest is forgotten."""
+    """Above `MODELS_KEPT` the model unused for longest is forgotten.
+
+    What turns teach is only noted, until somebody asks or `MOST_NOTED` are there: many in a row take less time each.
+    """
 
     def __init__(self) -> None:
         self._models: OrderedDict[str, _Model] = OrderedDict()
+        self._noted: list[Habit] = []
         self.replicated: Replicated[Habit] | None = None
 
     def learn(self, habit: Habit) -> None:
@@ -83,11 +88,18 @@ class Forecasts:
 
     def take(self, habit: Habit) -> None:
         """What a turn of this process or of another one taught."""
-        if isinstance(habit, AnswerEnded):
-            self._answered(habit)
-        elif 0.0 <= habit.came_s - habit.ended_s < math.inf:  # else the clock jumped
-            pauses = self._known(habit.model).pauses[kind_of(habit.turn, habit.calls_tool)]
-            pauses.returned(habit.ended_s, habit.came_s - habit.ended_s)
+        self._noted.append(habit)
+        if len(self._noted) >= MOST_NOTED:
+            self._learn_noted()
+
+    def _learn_noted(self) -> None:
+        noted, self._noted = self._noted, []
+        for habit in noted:
+            if isinstance(habit, AnswerEnded):
+                self._answered(habit)
+            elif 0.0 <= habit.came_s - habit.ended_s < math.inf:  # else the clock jumped
+                pauses = self._known(habit.model).pauses[kind_of(habit.turn, habit.calls_tool)]
+                pauses.returned(habit.ended_s, habit.came_s - habit.ended_s)
 
     def _answered(self, answer: AnswerEnded) -> None:
         known = self._known(answer.model)
@@ -102,7 +114,7 @@ class Forecasts:
 
     def output(self, model: str, session_mean: float | None, turn: int, cap: int | None = None) -> OutputForecast:
         """Of turn `turn`, by the session's earlier answers, else by the model's; never above the cap."""
-        known = self._models.get(model)
+        known = self._learnt(model)
         median, p90 = _USUAL_TOKENS, _USUAL_TOKENS * _USUAL_SPREAD
         if session_mean is not None and 0.0 < session_mean < math.inf:
             ratios = None if known is None else known.ratios[_bucket(turn - 1)]
@@ -121,7 +133,7 @@ class Forecasts:
 
     def pauses(self, model: str) -> Sequence[Pauses]:
         """By `kind_of` what has ended."""
-        known = self._models.get(model)
+        known = self._learnt(model)
         return _ALL_UNKNOWN if known is None else known.pauses
 
     def median_left_s(self, model: str, turn: int, *, calls_tool: bool, idle_s: float, now_s: float) -> float:
@@ -131,8 +143,12 @@ class Forecasts:
         return max(0.0, pauses.time_of((here + end) / 2, now_s) - (idle_s if idle_s > 0.0 else 0.0))
 
     def _pauses(self, model: str, turn: int, calls_tool: bool) -> Pauses:
-        known = self._models.get(model)
-        return _UNKNOWN if known is None else known.pauses[kind_of(turn, calls_tool)]
+        return self.pauses(model)[kind_of(turn, calls_tool)]
+
+    def _learnt(self, model: str) -> _Model | None:
+        if self._noted:
+            self._learn_noted()
+        return self._models.get(model)
 
     def _known(self, model: str) -> _Model:
         known = self._models.get(model)
@@ -146,12 +162,14 @@ class Forecasts:
 
     def habits(self) -> Iterator[ModelHabits]:
         """What `adopt` takes."""
+        self._learn_noted()
         for name, known in self._models.items():
             pauses = [one.habits() for one in known.pauses]
             yield ModelHabits(name, list(known.lengths.counts), [list(one.counts) for one in known.ratios], pauses)
 
     def adopt(self, theirs: ModelHabits) -> None:
         """What another process has learned; what this one has is in it."""
+        self._learn_noted()  # which is in it too
         known = _Model()
         histograms = [known.lengths, *known.ratios]
         counts = [theirs.lengths, *theirs.ratios]

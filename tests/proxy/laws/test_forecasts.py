@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ppd.proxy.laws.forecasts import MODELS_KEPT, MOST_TOKENS, AnswerEnded, Forecasts, SessionReturned
+from ppd.proxy.laws.forecasts import MODELS_KEPT, MOST_NOTED, MOST_TOKENS, AnswerEnded, Forecasts, SessionReturned
 from ppd.proxy.laws.log_histogram import LogHistogram
 from ppd.proxy.laws.pauses import CURVE_S, HORIZON_S, SLOT_S, Pauses
 
@@ -151,6 +151,22 @@ def test_habits_that_change_are_followed() -> None:
         pauses.ended(at_s)
         pauses.returned(at_s, 5.0 if number < 20_000 else 100.0)
     assert pauses.time_of(0.5, 40_000.0 + CURVE_S) == pytest.approx(100.0, rel=0.3)
+
+
+def test_what_is_only_noted_is_known_to_whoever_asks() -> None:
+    """Half of the answers before another process's habits are taken are in those."""
+    noted, asked = Forecasts(), Forecasts()
+    (theirs,) = lengths(lambda: 500.0, turns=3).habits()
+    for number in range(3 * MOST_NOTED + 5):
+        for forecasts in (noted, asked):
+            forecasts.take(ended(100 + number, mean=50.0, at_s=NOW_S - number))
+            forecasts.take(SessionReturned("m", 1, False, NOW_S - number, NOW_S))
+            if number == MOST_NOTED // 2:
+                forecasts.adopt(theirs)
+        asked.output("m", None, 1)
+    assert noted._noted
+    assert chance(noted, 3.0) == chance(asked, 3.0)
+    assert list(noted.habits()) == list(asked.habits())
 
 
 def test_another_process_takes_all_of_it() -> None:

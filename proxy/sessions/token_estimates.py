@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
@@ -32,6 +33,8 @@ _FIRST_VARIANCES = tuple(400.0 if kind is Kind.START else TYPICAL_TOKENS[kind] *
 _HIGHEST = tuple(256.0 if kind in (Kind.START, Kind.UNITS) else 2.0 for kind in Kind)
 _LOWEST = tuple(0.0 if kind in (Kind.START, Kind.UNITS) else 0.02 for kind in Kind)
 
+_Number = TypeVar("_Number", int, float)
+
 
 @dataclass(slots=True)
 class _Model:
@@ -51,12 +54,17 @@ class _Model:
         expected = self.expected(added)
         size = max(expected, float(tokens), _LEAST_TOKENS)
         shares = [(kind, amount / size) for kind, amount in added.items() if amount > 0]
-        doubt = _NOISE + sum([share * share * variances[kind] for kind, share in shares])
-        error = max(-_ERROR_LIMIT, min(_ERROR_LIMIT, (tokens - expected) / size))
+        doubt = 0.0
         for kind, share in shares:
-            gain = variances[kind] * share / doubt
-            means[kind] = max(_LOWEST[kind], min(_HIGHEST[kind], means[kind] + gain * error))
-            variances[kind] = min(_FIRST_VARIANCES[kind], variances[kind] * (1.0 - gain * share) * _FORGET)
+            doubt += share * share * variances[kind]
+        doubt += _NOISE
+        error = _bounded((tokens - expected) / size, -_ERROR_LIMIT, _ERROR_LIMIT)
+        for kind, share in shares:
+            variance = variances[kind]
+            gain = variance * share / doubt
+            means[kind] = _bounded(means[kind] + gain * error, _LOWEST[kind], _HIGHEST[kind])
+            variance, most = variance * (1.0 - gain * share) * _FORGET, _FIRST_VARIANCES[kind]
+            variances[kind] = variance if variance < most else most
 
 
 class Estimates(msgspec.Struct, frozen=True, array_like=True):
@@ -79,9 +87,9 @@ class TokenEstimator:
     def learn(self, model: str, added: Mapping[int, int], new_tokens: int, completion_tokens: int | None) -> None:
         """added, new_tokens: what a prompt had beyond its known prefix. None of it is learnt from where a template
         left out more than was added."""
-        new_tokens = max(0, min(new_tokens, _MOST_TOKENS))
+        new_tokens = _bounded(new_tokens, 0, _MOST_TOKENS)
         if completion_tokens is not None:
-            completion_tokens = max(0, min(completion_tokens, _MOST_TOKENS))
+            completion_tokens = _bounded(completion_tokens, 0, _MOST_TOKENS)
         self.take(model, added, new_tokens, completion_tokens)
         if self.replicated is not None:
             self.replicated.changed(model, added, new_tokens, completion_tokens)
@@ -135,7 +143,13 @@ class TokenEstimator:
 _UNKNOWN = _Model()  # never learns
 
 
+def _bounded(value: _Number, least: _Number, most: _Number) -> _Number:
+    """As `max(least, min(most, value))`, in half the time."""
+    return value if least <= value <= most else least if value < least else most
+
+
 def output_mean(mean: float | None, tokens: float, decay: float) -> float:
     """Of answers' lengths, with one more. It counts as at most `_LEAP` times what was expected: it may be nonsense."""
-    bounded = min(tokens, _LEAP * max(DEFAULT_OUTPUT_TOKENS, mean or 0.0))
+    most = _LEAP * (mean if mean is not None and mean > DEFAULT_OUTPUT_TOKENS else DEFAULT_OUTPUT_TOKENS)
+    bounded = tokens if tokens < most else most
     return bounded if mean is None else mean * decay + bounded * (1.0 - decay)

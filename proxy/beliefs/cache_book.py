@@ -242,19 +242,26 @@ class CacheBook:
         if not reported:
             return
         if cached:
-            self._counts, self._counted = math.gcd(self._counts, cached), min(self._counted + 1, BLOCK_SAMPLES)
-        block = self._block()
-        if held - cached <= max(2 * min(block, USUAL_BLOCK_TOKENS), min(2 * block, held // 2), held // 8):
+            self._counts = math.gcd(self._counts, cached)
+            if self._counted < BLOCK_SAMPLES:
+                self._counted += 1
+        missing = held - cached
+        if missing <= held // 8 or missing <= self._excused(held):  # nearly always by the eighth
             self._has_missed = False
             if self._believed:
                 self._raise(max(1, reported // RECOVERY, cached - held))
             return
-        fits = max(block, since + cached)
+        fits = max(self._block(), since + cached)
         is_gone = 2 * cached < held
         if 2 * fits >= reported or (is_gone and self._has_missed):
             self._believe(min(fits, self.capacity))
             self._shrink()
         self._has_missed |= is_gone
+
+    def _excused(self, held: int) -> int:
+        """Tokens that may be missing of a prefix, as engines cache whole blocks."""
+        block = self._block()
+        return max(2 * min(block, USUAL_BLOCK_TOKENS), min(2 * block, held // 2))
 
     def _block(self) -> int:
         if self._counted == BLOCK_SAMPLES:

@@ -112,7 +112,6 @@ class Learner(ReceiptEnds):
         self._sessions = state.sessions
         self._tokens = state.tokens
         self._templates = state.templates
-        self._registry = state.registry
         self._beliefs = state.beliefs
         self._engine_caches = state.engine_caches
         self._rate_limits = state.rate_limits
@@ -246,13 +245,12 @@ class Learner(ReceiptEnds):
         stored(decode.id, attempt.history, prompt + completion, computed + completion, now_s)
 
     def _learn_template(self, attempt: Attempt, prompt: int, cached: int | None) -> None:
-        request, worker, prefill = attempt.request, attempt.decode, attempt.decision.prefill
+        asked, worker, prefill = attempt.request.prompt, attempt.decode, attempt.decision.prefill
         if prefill is not None:
             self._templates.computed(worker, prompt)
             worker = prefill.id
         if attempt.decision.route is READBACK:  # what P found was not its own
             return
-        model = self._registry.family(request.model)
-        if self._templates.learn(model, worker, request.prompt.chain, prompt, cached):
-            first = "tools" if self._templates.known.of(model).tools_first else "the system's text"
-            log.info("model %s: its template renders %s first, by what workers have found cached", model, first)
+        if self._templates.learn(asked.model, worker, asked.chain, prompt, cached):
+            first = "tools" if self._templates.known.of(asked.model).tools_first else "the system's text"
+            log.info("model %s: its template renders %s first, by what workers have found cached", asked.model, first)

@@ -279,7 +279,9 @@ def pack(
         count += 1
     opener_cuts, newest = _cuts(chain, line, turn)
     if before.opener < shared:
-        opener, opener_cuts = before.opener, before.cuts_of_opener or opener_cuts
+        opener = before.opener
+        if before.opener_cuts:
+            opener_cuts = before.cuts_of_opener or opener_cuts
     else:
         opener = max(0, min(shared + _opener(chain, places), in_prompt - 1))
     head_tokens = before.head_tokens if shared else line.at(chain.ends[chain.marks.head])
@@ -294,7 +296,7 @@ def pack(
 
 
 def _packed(key: int, tokens: int, turn: int) -> bytes:
-    return _UNIT.pack(key, min(tokens, _MOST), min(turn, _MOST_TURNS))
+    return _UNIT.pack(key, tokens if tokens < _MOST else _MOST, turn if turn < _MOST_TURNS else _MOST_TURNS)
 
 
 def _new_places(chain: Chain, beyond: int) -> Sequence[int]:

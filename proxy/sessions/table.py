@@ -131,7 +131,8 @@ class SessionTable:
         after = index_keys(session, kept)
         new = after - before
         self._unlink(session, before - after)
-        self._index.update(dict.fromkeys(new, session))
+        for key in new:
+            self._index[key] = session
         if has_new_head:
             session.packed_head = head_points(prompt.chain)
         if session is not known or has_new_head:

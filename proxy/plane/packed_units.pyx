@@ -120,12 +120,20 @@ cdef class PackedUnits:
             at -= 1
         return sizes[self._key(at)], tokens
 
-    def kept(self, Py_ssize_t shared, tuple since not None, int64_t tokens, dict sizes not None):
+    def kept(self, Py_ssize_t shared, tuple since not None, int64_t tokens, keys not None, ends not None):
         cdef int64_t size, known, end
+        cdef uint64_t key
+        cdef Py_ssize_t at = len(keys)
         size, known = since
         shared = self._within(known or tokens, shared)
         while shared:
-            end = sizes[self._key(shared - 1)]
+            key = self._key(shared - 1)
+            at -= 1
+            while at >= 0 and <uint64_t>keys[at] != key:
+                at -= 1
+            if at < 0:
+                raise KeyError(key)
+            end = ends[at]
             if end <= size or not known:
                 return shared, (end, self._tokens(shared - 1))
             shared -= 1

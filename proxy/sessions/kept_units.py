@@ -155,14 +155,18 @@ class UncompiledUnits:
             return shared
         return bisect_right(range(shared), tokens, key=self.tokens)
 
-    def kept(self, shared: int, since: Place, tokens: int, sizes: dict[int, int]) -> tuple[int, Place]:
+    def kept(
+        self, shared: int, since: Place, tokens: int, keys: Sequence[int], ends: Sequence[int]
+    ) -> tuple[int, Place]:
         """How many of the `shared` units a prompt of so many tokens keeps, and where the last one is.
 
-        since: the last place of the prompt whose tokens were known before; those of units after it were not.
+        since: the last place of the prompt whose tokens were known before; those of units after it were not. keys,
+        ends: the prompt's, with those units in the same order; KeyError where one is missing.
         """
-        shared = self.within(since[1] or tokens, shared)
+        shared, at = self.within(since[1] or tokens, shared), len(keys)
         while shared:
-            end = sizes[self.key(shared - 1)]
+            at = _last(keys, self.key(shared - 1), at)
+            end = ends[at]
             if end <= since[0] or not since[1]:
                 return shared, (end, self.tokens(shared - 1))
             shared -= 1
@@ -188,6 +192,14 @@ class UncompiledUnits:
             raise IndexError(f"no unit is kept at {place}")
         unit: tuple[int, int, int] = _UNIT.unpack_from(self._data, _HEAD_BYTES + place * _UNIT.size)
         return unit
+
+
+def _last(keys: Sequence[int], key: int, before: int) -> int:
+    """Where a key is, nearly always near the end."""
+    for at in range(before - 1, -1, -1):
+        if keys[at] == key:
+            return at
+    raise KeyError(key)
 
 
 class UncompiledLine:
@@ -253,18 +265,15 @@ NOTHING_LEARNT = LEARNT.pack(0.0, 0, 0)
 NO_UNITS_KEPT = KeptUnits(NOTHING_LEARNT)
 
 
-def pack(
-    before: KeptUnits, shared: int, sizes: dict[int, int], since: Place, chain: Chain, turn: int, outcome: TurnOutcome
-) -> bytes:
+def pack(before: KeptUnits, shared: int, since: Place, chain: Chain, turn: int, outcome: TurnOutcome) -> bytes:
     """The units of a prompt and its reply. The first `shared` ones of `before` are the same, and stay as they are.
 
-    Without what the session has learnt. sizes: bytes of the prompt at each key. since: the last place of it whose
-    tokens were known before.
+    Without what the session has learnt. since: the last place of the prompt whose tokens were known before.
     """
     prompt_tokens, is_blocks = outcome.prompt_tokens, chain.is_blocks
     if since[1] > prompt_tokens:  # this history is rendered in fewer tokens than it was
         since = 0, 0
-    shared, start = before.kept(shared, since, prompt_tokens, sizes)
+    shared, start = before.kept(shared, since, prompt_tokens, chain.keys, chain.ends)
     line = TokenLine(start, since, (chain.size, prompt_tokens))
     places = _new_places(chain, start[0])
     units = before.slice(0, shared) + line.packed(chain.keys, chain.ends, places, turn)

@@ -104,11 +104,11 @@ class Common(msgspec.Struct, frozen=True, gc=False):
             return None
         return Doubt(before_reply, tokens, is_reasoned=units.reply_reasoned, round_is_over=round_is_over)
 
-    def up_to(self, tokens: int, sizes: dict[int, int]) -> Place:
+    def up_to(self, tokens: int, chain: Chain) -> Place:
         """The last common unit within so many tokens, or `place` if that is."""
         if tokens >= self.place[1]:
             return self.place
-        return self.units.place(self.units.within(tokens, self.shared), sizes) or (0, 0)
+        return self.units.place(self.units.within(tokens, self.shared), chain.sizes()) or (0, 0)
 
 
 def common(session: Session, chain: Chain, sizes: dict[int, int]) -> Common | None:

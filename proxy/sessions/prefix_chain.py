@@ -234,6 +234,10 @@ class Chain(msgspec.Struct, frozen=True):
     def __repr__(self) -> str:
         return f"Chain(keys={self.keys}, ends={self.ends})"  # without the prompt
 
+    def sizes(self) -> dict[int, int]:
+        """The bytes of the prompt at each key."""
+        return dict(zip(self.keys, self.ends, strict=True))
+
     def end(self) -> PrefixEnd:
         return self.resume().end() if self.tail else PrefixEnd(self.keys[-1])
 

@@ -219,7 +219,7 @@ class SessionTable:
 
     def _match(self, prompt: Prompt, named: Session | None, now_s: float) -> SessionMatch:
         chain = prompt.chain
-        sizes = dict(zip(chain.keys, chain.ends, strict=True))
+        sizes = chain.sizes()
         best = self._most_in_common(prompt, named, sizes, now_s)
         if (best is None or not best[0].is_whole or best[0].has_other_head) and (cuts := cuts_of(chain)):
             sizes.update(cuts)
@@ -229,7 +229,7 @@ class SessionTable:
             return self._unmatched(MatchKind.LOST if lost else MatchKind.FIRST, prompt, named)
         found, kind, turn = best
         session, doubt, calls_tool = found.session, found.doubt(chain), None
-        place = found.up_to(self.rendered.held(prompt.model, doubt, found.place[1]), sizes)
+        place = found.up_to(self.rendered.held(prompt.model, doubt, found.place[1]), chain)
         if kind is NEXT:
             calls_tool = session.came_back()
         elif kind is MatchKind.BRANCH:
@@ -295,7 +295,7 @@ class SessionTable:
             return self._unmatched(MatchKind.FIRST, prompt, None)
         self._touch(session, now_s)
         chain = prompt.chain
-        found = common(session, chain, dict(zip(chain.keys, chain.ends, strict=True)))
+        found = common(session, chain, chain.sizes())
         if found is not None and found.has_other_head:
             found = None
         # The new turn adds what lies beyond the known prefix; without one, the last message.
@@ -309,21 +309,18 @@ class SessionTable:
 
     def _units(self, match: SessionMatch, source: Session | None, prompt: Prompt, outcome: TurnOutcome) -> bytes:
         """What the session keeps of its newest prompt and the reply."""
-        chain = prompt.chain
-        sizes = dict(zip(chain.keys, chain.ends, strict=True))
-        if chain.long_texts is not None:
-            sizes.update(chain.long_texts.known)
-        found, doubt = match.common, match.doubt
+        chain, found, doubt = prompt.chain, match.common, match.doubt
         if source is None:
             found = None
         elif found is None or found.session is not source or not found.units.is_of(source.packed):  # it has changed
-            found = common(source, chain, sizes)
+            cuts = () if chain.long_texts is None else chain.long_texts.known
+            found = common(source, chain, {**chain.sizes(), **dict(cuts)})
             doubt = None if found is None else found.doubt(chain)
         before, shared, place = NO_UNITS_KEPT, 0, (0, 0)
         if found is not None:
             before, shared = found.units, 0 if found.has_other_head else found.shared
-            place = found.up_to(self.rendered.held(prompt.model, doubt, found.place[1]), sizes)
-        return pack(before, shared, sizes, place, chain, match.turn, outcome)
+            place = found.up_to(self.rendered.held(prompt.model, doubt, found.place[1]), chain)
+        return pack(before, shared, place, chain, match.turn, outcome)
 
     def _prefixes(
         self, match: SessionMatch, source: Session | None, prompt: Prompt, outcome: TurnOutcome, kept: KeptUnits

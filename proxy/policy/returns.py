@@ -142,7 +142,8 @@ class Returns:
     def _sessions_away(
         self, worker: WorkerId, book: CacheBook, model: str, now_s: float
     ) -> list[tuple[Pauses, float, float]]:
-        of_model, found = self._forecasts.pauses(model), list[tuple[Pauses, float, float]]()
+        of_model = self._forecasts.pauses(model)
+        found: list[tuple[Pauses, float, float]] = []
         for session in map(self._sessions.of_history, book.newest(NEWEST)):
             if session is not None and session.decode == worker and (calls_tool := session.awaits) is not None:
                 pauses, idle_s = of_model[kind_of(session.turn, calls_tool)], now_s - session.seen_s

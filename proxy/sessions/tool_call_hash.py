@@ -112,7 +112,7 @@ class CallPlaces:
         self._count = 0
         self._open: dict[str, deque[int]] = {}  # places of calls without a result, by id, since its newest round
         self._answered: dict[str, int] = {}  # the place that the newest result of each id stands for
-        self._fresh = set[str]()  # ids of the calls of this round
+        self._fresh: set[str] = set()  # ids of the calls of this round
 
     def begin_round(self) -> None:
         """The next calls are another message's: an id that they repeat is theirs from now on."""

@@ -37,7 +37,8 @@ async def until_begun(
     endpoint: Endpoint, answer: Answer, relay: StreamRelay, observer: AnswerObserver, idle_s: float
 ) -> bytes:
     """The client's first bytes of a stream. idle_s: between two events; the first one has the answer's own time."""
-    parts, events, held_bytes = list[bytes](), 0, 0
+    parts: list[bytes] = []  # `list[bytes]()` takes ten times as long
+    events = held_bytes = 0
     now = asyncio.get_running_loop().time
     # One limit for all reads: a worker that only sends comments has not answered.
     by_s = now() + answer.first_s

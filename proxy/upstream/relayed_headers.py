@@ -34,7 +34,7 @@ class RelayedHeaders:
 
     def of(self, headers: Mapping[bytes, bytes], address: str) -> dict[str, str]:
         """headers: the answer's, by names in lower case; address: the worker's, which no client may learn."""
-        found = dict[str, str]()
+        found: dict[str, str] = {}  # `dict[str, str]()` takes ten times as long
         for name, value in headers.items():
             if (name in self._names or name.startswith(self._beginnings)) and _may_pass(name, value, address):
                 found[name.decode("latin-1")] = value.decode("latin-1")

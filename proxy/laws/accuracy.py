@@ -10,13 +10,14 @@ from enum import StrEnum
 
 import msgspec
 
-from .corrections import Figure
+from .corrections import Figure, bounded
 
 TURNS = 200  # whose median is judged
 STALE = 0.30
 """An error from which on a profile or a table does not say how this fleet is. It does again below `SOUND`."""
 SOUND = 0.25
 KEPT = 16  # profiles and tables
+MOST_NOTED = 64  # errors; to learn so many takes 100 us
 _MOST = 1e6
 
 
@@ -54,7 +55,7 @@ class Errors:
     def add(self, error: float) -> None:
         if math.isnan(error):
             return
-        error = max(-_MOST, min(_MOST, error))
+        error = bounded(error, -_MOST, _MOST)
         if len(self._newest) == self._newest.maxlen:
             del self._sorted[bisect_left(self._sorted, self._newest[0])]
         self._newest.append(error)
@@ -75,14 +76,25 @@ class Errors:
 
 
 class Accuracy:
-    """Bounded: what was compared longest ago is forgotten."""
+    """Bounded: what was compared longest ago is forgotten. As in `Forecasts`, turns only note what they have seen."""
 
     def __init__(self) -> None:
+        self._noted: list[tuple[Subject, float]] = []
         self._errors: OrderedDict[Subject, Errors] = OrderedDict()
         self._stale: set[Subject] = set()
 
     def note(self, subject: Subject, error: float) -> None:
         """error: relative; one with a sign is judged by its median's size."""
+        self._noted.append((subject, error))
+        if len(self._noted) >= MOST_NOTED:
+            self._learn_noted()
+
+    def _learn_noted(self) -> None:
+        noted, self._noted = self._noted, []
+        for subject, error in noted:
+            self._learn(subject, error)
+
+    def _learn(self, subject: Subject, error: float) -> None:
         errors = self._errors.get(subject)
         if errors is None:
             errors = self._errors[subject] = Errors(TURNS)
@@ -94,6 +106,7 @@ class Accuracy:
         self._judge(subject, errors)
 
     def judged(self) -> Iterator[Judged]:
+        self._learn_noted()
         for (basis, name, figure), errors in self._errors.items():
             yield Judged(
                 basis=basis,
@@ -105,6 +118,7 @@ class Accuracy:
             )
 
     def rows(self) -> Iterator[ErrorRow]:
+        self._learn_noted()
         for subject, errors in self._errors.items():
             yield ErrorRow(subject, list(errors))
 
@@ -115,10 +129,11 @@ class Accuracy:
                 self.note(row.subject, error)
 
     def _judge(self, subject: Subject, errors: Errors) -> None:
-        if len(errors) == TURNS and abs(errors.median) > STALE:
-            self._stale.add(subject)
-        elif abs(errors.median) <= SOUND:
+        off = abs(errors.median)
+        if off <= SOUND:
             self._stale.discard(subject)
+        elif off > STALE and len(errors) == TURNS:
+            self._stale.add(subject)
 
 
 class ErrorRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -36,10 +36,17 @@ WORKERS_KEPT = 4096
 LIKES_KEPT = 256
 
 
+def bounded(value: float, least: float, most: float) -> float:
+    """As `max(least, min(most, value))`, in half the time."""
+    return value if least <= value <= most else least if value < least else most
+
+
 class Figure(StrEnum):
     TTFT = "ttft"
     TPOT = "tpot"
 
+
+TTFT, TPOT = Figure.TTFT, Figure.TPOT  # named, as Python 3.11 takes 0.2 us to find a member of an enum
 
 USUAL_SPREAD = 0.35
 """Of TTFT's logarithm of measured over predicted time, before any turn has shown it."""
@@ -70,8 +77,9 @@ class Measured(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def is_sound(self) -> bool:
         """A clock that stood still, or a figure that is none, teaches nothing."""
-        times = self.plain_s, self.plain_s * self.factor, self.measured_s
-        return all(_LEAST_S <= time_s <= _MOST_S for time_s in times)  # NaN is not
+        plain_s, least_s, most_s = self.plain_s, _LEAST_S, _MOST_S
+        is_predicted = least_s <= plain_s <= most_s and least_s <= plain_s * self.factor <= most_s
+        return is_predicted and least_s <= self.measured_s <= most_s  # NaN is not
 
 
 class Learnt(msgspec.Struct, array_like=True, gc=False):
@@ -92,25 +100,25 @@ class Learnt(msgspec.Struct, array_like=True, gc=False):
         return is_bounded and 0.0 <= self.turns <= _MOST_TURNS and math.isfinite(self.seen_s)
 
     def learn(self, log_ratio: float, now_s: float, step: float) -> None:
-        self.turns = self.turns_left(now_s)
-        gain = max(_GAIN, 1.0 / (self.turns + 1.0))
+        turns, moved, off_moved = self.turns_left(now_s), self.moved, self.off_moved  # each is read and set once
+        gain = bounded(1.0 / (turns + 1.0), _GAIN, 1.0)
         off_by = log_ratio - self.log
-        move = gain * max(-step, min(step, off_by))
-        off_move = gain * (min(abs(off_by), _MOST_OFF) - self.off)
+        move = gain * bounded(off_by, -step, step)
+        off_move = gain * (bounded(abs(off_by), 0.0, _MOST_OFF) - self.off)
         if not 0.0 <= now_s - self.second_s < 1.0:
-            self.second_s, self.moved, self.off_moved = now_s, 0.0, 0.0
-        if self.turns >= _FIRST_TURNS:
-            move = max(-_MOVE - self.moved, min(_MOVE - self.moved, move))
-            off_move = max(-_MOVE - self.off_moved, min(_MOVE - self.off_moved, off_move))
-        self.moved += move
-        self.off_moved += off_move
-        self.log = max(-MOST, min(MOST, self.log + move))
+            self.second_s, moved, off_moved = now_s, 0.0, 0.0
+        if turns >= _FIRST_TURNS:
+            move = bounded(move, -_MOVE - moved, _MOVE - moved)
+            off_move = bounded(off_move, -_MOVE - off_moved, _MOVE - off_moved)
+        self.moved, self.off_moved = moved + move, off_moved + off_move
+        self.log = bounded(self.log + move, -MOST, MOST)
         self.off += off_move
-        self.turns, self.seen_s = min(_MOST_TURNS, self.turns + 1.0), now_s
+        self.turns, self.seen_s = bounded(turns + 1.0, 0.0, _MOST_TURNS), now_s
 
     def turns_left(self, now_s: float) -> float:
         """Of those that taught it, as far as they still count."""
-        return self.turns * math.exp2(-max(0.0, now_s - self.seen_s) / _HALF_LIFE_S)
+        silent_s = now_s - self.seen_s
+        return self.turns * math.exp2(-silent_s / _HALF_LIFE_S) if silent_s > 0.0 else self.turns
 
     def shrunk(self, prior: float, now_s: float) -> float:
         turns = self.turns_left(now_s)
@@ -156,11 +164,11 @@ class Corrections:
 
     def ttft_spread(self, worker: str, incarnation: str, likes: str, now_s: float) -> float:
         """Standard deviation of the logarithm of measured over predicted TTFT, as of a normal distribution."""
-        common = self._of_likes.get((likes, Figure.TTFT))
+        common = self._of_likes.get((likes, TTFT))
         off = USUAL_SPREAD * _MEAN_OFF
         if common is not None:
             off = common.off_shrunk(off, now_s)
-        known = self._of_workers.get((worker, Figure.TTFT))
+        known = self._of_workers.get((worker, TTFT))
         if known is not None and known[0] == incarnation:
             off = known[1].off_shrunk(off, now_s)
         return max(LEAST_SPREAD, off / _MEAN_OFF)

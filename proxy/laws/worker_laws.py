@@ -11,12 +11,14 @@ from ..fleet.view import WorkerView
 from ..fleet.worker import Worker
 from ..runtime.replicated import Replicated
 from .accuracy import Accuracy, Basis, ErrorRow, Errors, Judged
-from .corrections import WORKERS_KEPT, CorrectionRow, Corrections, Figure, Measured
+from .corrections import TPOT, TTFT, WORKERS_KEPT, CorrectionRow, Corrections, Figure, Measured
 from .prediction import EngineLaws
 from .profiles import Profiles
 
 AGED_S = 60.0  # from which on silence counts
 WORKER_TURNS = 21  # whose median error is shown for each worker
+
+_BY_PROFILE, _BY_TABLE = Basis.PROFILE, Basis.TABLE  # quicker to look up
 
 
 class TurnTimes(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="times"):
@@ -117,8 +119,8 @@ class WorkerLaws:
                 profile=profile.name,
                 costs=profile.costs,
                 reach=profile.reach,
-                ttft_factor=self._corrections.factor(*engine, likes, Figure.TTFT, self._now_s),
-                tpot_factor=self._corrections.factor(*engine, likes, Figure.TPOT, self._now_s),
+                ttft_factor=self._corrections.factor(*engine, likes, TTFT, self._now_s),
+                tpot_factor=self._corrections.factor(*engine, likes, TPOT, self._now_s),
                 ttft_spread=self._corrections.ttft_spread(*engine, likes, self._now_s),
             )
         if len(self._known) >= WORKERS_KEPT:
@@ -155,7 +157,7 @@ class WorkerLaws:
         self.advance(now_s)
         for one in news.by_table:
             if one.expected_s > 0.0:
-                self._accuracy.note((Basis.TABLE, one.table, one.figure), one.measured_s / one.expected_s - 1.0)
+                self._accuracy.note((_BY_TABLE, one.table, one.figure), one.measured_s / one.expected_s - 1.0)
         if news.is_guess:
             self.guesses.update({one.profile for one in news.by_profile})
             return
@@ -168,10 +170,12 @@ class WorkerLaws:
         if not self._corrections.learn(measured, self._now_s):
             return
         self._known.pop(measured.worker, None)
-        self._accuracy.note((Basis.PROFILE, measured.profile, measured.figure), measured.error)
-        key = (measured.worker, measured.figure)
-        errors = self._errors.setdefault(key, Errors(WORKER_TURNS))
-        errors.add(measured.error)
+        key, error = (measured.worker, measured.figure), measured.error
+        self._accuracy.note((_BY_PROFILE, measured.profile, measured.figure), error)
+        errors = self._errors.get(key)
+        if errors is None:
+            errors = self._errors[key] = Errors(WORKER_TURNS)
+        errors.add(error)
         self._errors.move_to_end(key)
         if len(self._errors) > WORKERS_KEPT:
             self._errors.popitem(last=False)
@@ -185,7 +189,7 @@ class WorkerLaws:
         laws = self.of(view)
         if laws is None:
             return {}
-        factors = {Figure.TTFT: laws.ttft_factor, Figure.TPOT: laws.tpot_factor}
+        factors = {TTFT: laws.ttft_factor, TPOT: laws.tpot_factor}
         return {figure: self._shown(view, figure, factor) for figure, factor in factors.items()}
 
     def _shown(self, view: WorkerView, figure: Figure, factor: float) -> FactorShown:

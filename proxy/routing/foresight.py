@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from ..decision_table.score import Evidence
 from ..decision_table.table import ScoredTable
 from ..fleet.view import WorkerView
-from ..laws.corrections import Figure, Measured
+from ..laws.corrections import TPOT, TTFT, Figure, Measured
 from ..laws.prediction import EngineLaws, Prediction
 from ..laws.worker_laws import TableTime, TurnTimes, WorkerLaws, likes_of
 from ..policy import Decision, Route, Turn
@@ -18,6 +18,9 @@ from ..policy import Decision, Route, Turn
 LEAST_OUTPUT_TOKENS = 8  # of an answer whose TPOT says something
 AS_FORESEEN = 2.0  # a prompt of which so many times more or fewer tokens were computed says nothing of the laws
 FEW_TOKENS = 64  # by which it may differ whatever its size: the ends of blocks
+
+_INSIDE = Evidence.INSIDE  # quicker to look up
+_LOCAL, _SPLIT, _READBACK = Route.LOCAL, Route.SPLIT, Route.READBACK
 
 
 class Foreseen(msgspec.Struct, frozen=True, gc=False):
@@ -34,8 +37,8 @@ class Foreseen(msgspec.Struct, frozen=True, gc=False):
             self,
             times=replace(
                 times,
-                by_profile=[one for one in times.by_profile if one.figure is not Figure.TTFT],
-                by_table=[one for one in times.by_table if one.figure is not Figure.TTFT],
+                by_profile=[one for one in times.by_profile if one.figure is not TTFT],
+                by_table=[one for one in times.by_table if one.figure is not TTFT],
             ),
         )
 
@@ -44,7 +47,7 @@ def foresee(decision: Decision, turn: Turn, laws: WorkerLaws, scored: ScoredTabl
     """None where neither the laws nor the table say anything."""
     by_table = _by_table(decision, scored)
     computing = decision.prefill or decision.decode
-    held = 0 if decision.route is Route.READBACK else turn.held_by(computing)
+    held = 0 if decision.route is _READBACK else turn.held_by(computing)
     new_tokens = max(1, turn.prompt_tokens - held - decision.fetched_tokens)
     by_profile: tuple[Measured, ...] = ()
     is_guess = False
@@ -63,26 +66,27 @@ def foresee(decision: Decision, turn: Turn, laws: WorkerLaws, scored: ScoredTabl
 def _ttft(prediction: Prediction, view: WorkerView, laws: EngineLaws) -> Measured:
     plain_s = prediction.ttft_s / (prediction.ttft_factor or laws.ttft_factor)
     likes = likes_of(laws.profile, view.worker)
-    return Measured(view.id, view.incarnation, likes, Figure.TTFT, plain_s, laws.ttft_factor, math.nan)
+    return Measured(view.id, view.incarnation, likes, TTFT, plain_s, laws.ttft_factor, math.nan)
 
 
 def _tpot(prediction: Prediction, view: WorkerView, laws: EngineLaws) -> Measured:
     plain_s = prediction.tpot_s / (prediction.tpot_factor or laws.tpot_factor)
     likes = likes_of(laws.profile, view.worker)
-    return Measured(view.id, view.incarnation, likes, Figure.TPOT, plain_s, laws.tpot_factor, math.nan)
+    return Measured(view.id, view.incarnation, likes, TPOT, plain_s, laws.tpot_factor, math.nan)
 
 
 def _by_table(decision: Decision, scored: ScoredTable | None) -> tuple[TableTime, ...]:
     """Where one measured cell stands for the turn."""
     verdict = decision.verdict
-    if verdict is None or scored is None or verdict.evidence is not Evidence.INSIDE:
+    if verdict is None or scored is None or verdict.evidence is not _INSIDE:
         return ()
-    if decision.route not in (Route.LOCAL, Route.SPLIT):
+    is_local = decision.route is _LOCAL
+    if not is_local and decision.route is not _SPLIT:
         return ()
-    arm = scored.arm(verdict.cell, local=decision.route is Route.LOCAL)
+    arm = scored.arm(verdict.cell, local=is_local)
     if arm is None:
         return ()
-    table, means = scored.table.name, {Figure.TTFT: arm.ttft_s.mean, Figure.TPOT: arm.tpot_s.mean}
+    table, means = scored.table.name, {TTFT: arm.ttft_s.mean, TPOT: arm.tpot_s.mean}
     return tuple(TableTime(table, figure, mean_s, math.nan) for figure, mean_s in means.items())
 
 
@@ -101,9 +105,9 @@ def came_to(
     """
     measured: dict[Figure, float] = {}
     if computed_tokens is None or _is_near(computed_tokens, foreseen.new_tokens):
-        measured[Figure.TTFT] = ttft_s
+        measured[TTFT] = ttft_s
     if tpot_s is not None and output_tokens >= LEAST_OUTPUT_TOKENS and choices == 1:
-        measured[Figure.TPOT] = tpot_s
+        measured[TPOT] = tpot_s
     times = foreseen.times
     return replace(
         times,

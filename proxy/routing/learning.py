@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ..laws.corrections import Figure
+from ..laws.corrections import TPOT, TTFT
 from ..laws.forecasts import AnswerEnded, SessionReturned
 from ..openai.answer import AnswerSummary
 from ..openai.reply_key import ReplyKey
@@ -181,7 +181,7 @@ class Learner(ReceiptEnds):
             choices=attempt.request.choices,
         )
         prefill = attempt.decision.prefill or attempt.decision.decode
-        names = {Figure.TTFT: prefill.name, Figure.TPOT: attempt.decision.decode.name}
+        names = {TTFT: prefill.name, TPOT: attempt.decision.decode.name}
         for one in times.by_profile:
             if one.is_sound:
                 self._metrics.prediction_errors.observe(

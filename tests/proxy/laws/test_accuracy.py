@@ -66,7 +66,19 @@ def test_what_is_judged_is_bounded() -> None:
         for _ in range(TURNS):
             accuracy.note((Basis.TABLE, f"t{number}", Figure.TPOT), 1.0)
     assert len(list(accuracy.judged())) == KEPT
-    assert len(accuracy._stale) == KEPT
+    assert len([one for one in accuracy.judged() if one.stale]) == len(accuracy._stale) == KEPT
+
+
+def test_what_is_only_noted_is_known_to_whoever_asks() -> None:
+    draw, asked, noted_only = random.Random(4), Accuracy(), Accuracy()
+    for number in range(3 * TURNS + 5):
+        subject = (Basis.TABLE, f"t{number % (KEPT + 1) if number < TURNS else 0}", Figure.TTFT)
+        error = draw.choice([0.0, 0.9, 0.28])
+        for accuracy in (asked, noted_only):
+            accuracy.note(subject, error)
+        before = list(asked.judged())
+    assert noted_only._noted
+    assert list(noted_only.judged()) == before
 
 
 def test_another_process_judges_alike() -> None:

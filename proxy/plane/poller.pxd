@@ -17,7 +17,7 @@ cdef class Receiver:
 cdef class SocketTransport:
     cdef Receiver receiver    # None: the protocol gets what is received
     cdef Poller _poller
-    cdef object _socket
+    cdef object _socket       # while its protocol meets it; then the descriptor alone is kept
     cdef object _protocol
     cdef object _unsent       # a deque of bytes; None while all has been sent
     cdef Py_ssize_t _skipped  # bytes of the first of them that have been sent
@@ -37,6 +37,6 @@ cdef class SocketTransport:
     cdef int _ask(self, unsigned int wanted) noexcept
     cdef int _fail(self, int error) except -1
     cdef int _lose(self, exc) except -1
-    cdef int _let_go(self) except -1
+    cdef int _let_go(self) except -2
     cdef int _tell(self, str name) except -1
     cdef int _report(self, exc) except -1

@@ -19,11 +19,10 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.errno cimport EAGAIN, EEXIST, EINTR, errno
 from libc.stdlib cimport free, malloc
-from libc.string cimport memset
 
 from .linux cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, MSG_NOSIGNAL,
-    SHUT_WR, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, iovec, msghdr, recv, send, sendmsg, shutdown,
+    PARTS, SHUT_WR, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, recv, send, send_parts, shutdown,
 )
 
 cdef enum:
@@ -31,7 +30,6 @@ cdef enum:
     FULL_BYTES = 64 * 1024  # unsent, from which on a protocol is asked to write no more
     ROOM_BYTES = 16 * 1024  # unsent, from which on it may go on
     EVENTS = 256            # looked at before the event loop does other work
-    PARTS = 16              # written by one system call
 
 
 cdef class Poller:
@@ -72,6 +70,7 @@ cdef class Poller:
         transport._fd, transport._reads = fd, True
         error = transport._ask(EPOLLIN)
         if error:
+            transport._fd = -1
             raise _os_error(error)
         self._transports[fd] = transport
         try:
@@ -79,6 +78,8 @@ cdef class Poller:
         except BaseException:
             transport._let_go()
             raise
+        transport._socket = None
+        socket.detach()
         return transport
 
     def close(self):
@@ -117,6 +118,13 @@ cdef class Poller:
                 (<SocketTransport>found)._serve(events[at].events)
 
 
+class LentSocket(sockets.socket):
+    """A transport's socket, for who looks at it now. It stays the transport's."""
+
+    def __del__(self):
+        self.detach()
+
+
 cdef class Receiver:
     """Takes what a socket receives in place of its protocol."""
 
@@ -130,6 +138,10 @@ cdef class SocketTransport:
 
     def __cinit__(self):
         self._fd = -1
+
+    def __dealloc__(self):
+        if self._fd >= 0:  # of a poller that was not closed
+            close(self._fd)
 
     # -- what protocols call
 
@@ -191,11 +203,18 @@ cdef class SocketTransport:
 
     def get_extra_info(self, name, default=None):
         if name == "socket":
-            return self._socket
+            return self._lent()
         if name in ("peername", "sockname"):
             with suppress(OSError):
-                return getattr(self._socket, f"get{name}")()
+                return getattr(self._lent(), f"get{name}")()
         return default
+
+    def _lent(self):
+        """Its socket as an object, made when it is asked for: to keep one would take 88 bytes of each connection."""
+        if self._fd >= 0:
+            return self._socket or LentSocket(fileno=self._fd)
+        with sockets.socket() as closed:
+            return closed
 
     # -- sending
 
@@ -220,7 +239,7 @@ cdef class SocketTransport:
                 PyObject_GetBuffer(part, &views[count], PyBUF_SIMPLE)
                 count += 1
             if not self._unsent_bytes:
-                sent = _send(self._fd, views, count)
+                sent = send_parts(self._fd, views, count)
             for at in range(count if sent >= 0 else 0):
                 self._keep(parts[at], &views[at], sent)
                 sent = max(0, sent - views[at].len)
@@ -339,21 +358,23 @@ cdef class SocketTransport:
     cdef int _lose(self, exc) except -1:
         """Closes the socket at once, and tells the protocol later, as it may just be writing."""
         if self._fd >= 0:
-            self._let_go()
-            self._socket.close()
+            if self._socket is not None:  # its protocol is just meeting it
+                self._socket.detach()
+            close(self._let_go())
             if not self._poller._loop.is_closed():  # else nobody is left to be told
                 self._poller._loop.call_soon(self._tell_lost, exc)
         return 0
 
-    cdef int _let_go(self) except -1:
-        """Leaves the poller, and the epoll: closing alone would not do while a child process has a copy."""
-        if self._fd >= 0:
+    cdef int _let_go(self) except -2:
+        """Its descriptor, out of the epoll: to close it alone would not do while a child process has a copy."""
+        cdef int fd = self._fd
+        if fd >= 0:
             if self._watched:
                 self._ask(0)
-            self._poller._transports[self._fd] = None
+            self._poller._transports[fd] = None
             self._is_closing, self._reads, self._fd = True, False, -1
             self._unsent, self._unsent_bytes, self._watched, self.receiver = None, 0, 0, None
-        return 0
+        return fd
 
     def _tell_lost(self, exc):
         protocol, self._protocol = self._protocol, None
@@ -372,28 +393,6 @@ cdef class SocketTransport:
         told = {"message": "a protocol failed", "exception": exc, "transport": self, "protocol": self._protocol}
         self._poller._loop.call_exception_handler(told)
         return 0
-
-
-cdef Py_ssize_t _send(int fd, const Py_buffer *views, int count) noexcept:
-    """How many bytes the kernel takes at once; the negative number of an error."""
-    cdef iovec vector[PARTS]
-    cdef msghdr message
-    cdef Py_ssize_t sent, size = 0
-    cdef int at
-    for at in range(count):
-        vector[at].iov_base, vector[at].iov_len = views[at].buf, views[at].len
-        size += views[at].len
-    if not size:
-        return 0
-    if count == 1:
-        sent = send(fd, views[0].buf, size, MSG_NOSIGNAL)
-    else:
-        memset(&message, 0, sizeof(message))
-        message.msg_iov, message.msg_iovlen = vector, count
-        sent = sendmsg(fd, &message, MSG_NOSIGNAL)
-    if sent < 0 and errno != EAGAIN and errno != EINTR:
-        return -errno
-    return max(sent, 0)
 
 
 cdef object _os_error(int number):

@@ -105,6 +105,31 @@ async def test_a_socket_is_adopted_once(over: Ends) -> None:
 
 
 @of_the_poller
+async def test_who_looks_at_a_socket_does_not_own_it(over: Ends) -> None:
+    ours, peer = tcp_pair()
+    number = ours.fileno()
+    transport = await over.adopt(ours, protocol := Recorder())
+    assert ours.fileno() == -1, "its owner is the transport, which keeps no object for it"
+    assert transport.get_extra_info("socket").fileno() == number
+    peer.send(b"x")
+    await until(lambda: protocol.data)
+    transport.abort()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
+    peer.close()
+
+
+@of_the_poller
+async def test_a_connection_may_be_ended_as_it_is_met(over: Ends) -> None:
+    ours, peer = tcp_pair()
+    with peer:
+        await over.adopt(ours, protocol := Recorder(connection_made=lambda met: met.transport.abort()))
+        assert ours.fileno() == -1
+        await until(lambda: protocol.lost)
+        assert peer.recv(1) == b""
+
+
+@of_the_poller
 async def test_a_protocol_that_fails_as_it_is_met_has_no_connection(over: Ends) -> None:
     def fails(protocol: Recorder) -> None:
         protocol.transport.write(b"head")

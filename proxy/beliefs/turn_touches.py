@@ -14,7 +14,6 @@ from .held import BeliefEvidence, CacheFound, Held, LegOutcome, PromptEntry, Sen
 _MOST_TOKENS = 1 << 40  # above any context; an engine may report any integer
 _OWN_TURNS = BeliefEvidence.OWN_TURNS  # an enum's members take long
 _NONE_HELD: Mapping[WorkerId, Held] = {}
-_NO_LEGS: dict[WorkerId, int] = {}
 
 
 class TurnCaches(msgspec.Struct, frozen=True, gc=False):
@@ -46,6 +45,8 @@ class Touches(Protocol):
 class NoTouches:
     """Of an attempt that has nothing to tell, or nothing more."""
 
+    __slots__ = ()
+
     def sent(self) -> None: ...
 
     def prefilled(self, cached: int | None) -> None: ...
@@ -61,6 +62,23 @@ class NoTouches:
 
 
 NO_TOUCHES = NoTouches()
+
+
+class LateTouches(NoTouches):
+    """Of an attempt whose answer has begun: its end may say how much of the prompt its worker had cached."""
+
+    __slots__ = ("_beliefs", "_held_tokens", "_since", "_worker")
+
+    def __init__(self, beliefs: Beliefs, worker: WorkerId, held_tokens: int, since: int) -> None:
+        """held_tokens: as the decision saw it, by turns of this session. since: see `CacheFound`."""
+        self._beliefs = beliefs
+        self._worker = worker
+        self._held_tokens = held_tokens
+        self._since = since
+
+    def answered(self, cached: int | None) -> None:
+        if cached is not None and (where := self._beliefs.residency(self._worker, self._held_tokens)) is not None:
+            self._beliefs.found(CacheFound(where, self._since, min(cached, _MOST_TOKENS)))
 
 
 class TurnTouches:
@@ -93,7 +111,7 @@ class TurnTouches:
     ) -> None:
         """held: as the decision saw it; prompt_tokens: an estimate."""
         self._beliefs = beliefs
-        self._entry: PromptEntry | None = entry  # None: no other leg will be begun
+        self._entry = entry
         self._held = held or _NONE_HELD
         self._decode = caches.decode
         self._prefill = caches.prefill
@@ -134,8 +152,10 @@ class TurnTouches:
     def settled(self) -> Touches:
         if self._legs:  # P's is under way, or a source's
             return self
-        self._entry, self._legs = None, _NO_LEGS
-        return self if self._prefill is None and self._decode in self._held else NO_TOUCHES
+        held = self._held.get(self._decode)
+        if self._prefill is not None or held is None or held.evidence is not _OWN_TURNS:
+            return NO_TOUCHES
+        return LateTouches(self._beliefs, self._decode, held.tokens, self._since)
 
     def answered(self, cached: int | None) -> None:
         """So many of the prompt's tokens had been cached on the answering worker; after a handoff it cannot say.
@@ -154,7 +174,6 @@ class TurnTouches:
     def _expect(self, worker: WorkerId) -> int:
         """See `Beliefs.sent`."""
         entry, number = self._entry, next(self._beliefs.leg_numbers)
-        assert entry is not None, "the answer has not begun"
         history, source, tokens = entry.history, entry.source, self._prompt_tokens
         if source == history:
             leg = SentLeg(number, worker, history, tokens, entry.marks, entry.points)
@@ -166,7 +185,6 @@ class TurnTouches:
 
     def _lend(self, source: WorkerId) -> int:
         entry, number = self._entry, next(self._beliefs.leg_numbers)
-        assert entry is not None, "the answer has not begun"
         history = entry.history if entry.source is None else entry.source
         leg = SentLeg(number, source, history, self._held[source].tokens, entry.marks)
         self._legs[source] = number

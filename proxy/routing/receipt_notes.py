@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from math import floor, inf, isfinite, log10
 
 import msgspec
 
 from ..beliefs.held import Held
+from ..decision_table.score import Verdict, Weights
 from ..errors import LegError, PPDError, Refused
 from ..laws.prediction import Prediction
 from ..policy import Decision, Rules, Turn
@@ -60,17 +62,23 @@ def note_decision(receipt: Receipt, turn: Turn, decision: Decision, rules: Rules
             receipt.laws = rules.laws.version
     verdict, scored = decision.verdict, rules.scored
     if verdict is not None and scored is not None:
-        receipt.cell = CellRecord(
-            table=scored.table.name,
-            lookup=scored.rule,
-            cell=str(verdict.cell),
-            evidence=verdict.evidence,
-            score=verdict.score,
-            d_ttft=verdict.d_ttft,
-            d_tpot=verdict.d_tpot,
-            w_ttft=scored.weights.ttft,
-            w_tpot=scored.weights.tpot,
-        )
+        receipt.cell = _cell(verdict, scored.table.name, scored.rule, scored.weights)
+
+
+@lru_cache(maxsize=1024)
+def _cell(verdict: Verdict, table: str, rule: str, weights: Weights) -> CellRecord:
+    """One object for all receipts that say the same: most turns fall into few cells."""
+    return CellRecord(
+        table=table,
+        lookup=rule,
+        cell=str(verdict.cell),
+        evidence=verdict.evidence,
+        score=verdict.score,
+        d_ttft=verdict.d_ttft,
+        d_tpot=verdict.d_tpot,
+        w_ttft=weights.ttft,
+        w_tpot=weights.tpot,
+    )
 
 
 def as_shadow(receipt: Receipt) -> ShadowRecord:

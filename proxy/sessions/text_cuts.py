@@ -136,8 +136,9 @@ class TextCuts:
             self.known, self._are_made = known, True
         return self.known
 
-    def without_text(self) -> TextCuts:
-        return TextCuts(self.known)
+    def without_text(self) -> TextCuts | None:
+        """None: no cut has been made, as for most prompts."""
+        return TextCuts(self.known) if self.known else None
 
 
 class _Head:

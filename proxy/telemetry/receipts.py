@@ -81,7 +81,7 @@ class EncoderRecord(msgspec.Struct, kw_only=True):
         return [item.partition(": ")[2] for item in self.items]
 
 
-class CellRecord(msgspec.Struct, kw_only=True):
+class CellRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the decision table answered."""
 
     table: str

@@ -109,6 +109,23 @@ def test_what_an_answer_says_counts_although_it_is_told_long_after_its_beginning
     assert known.held(7) == {"D1": 1100, "D2": 1000}
 
 
+@pytest.mark.parametrize("cached", [992, 100, None])
+def test_an_answer_that_begins_long_before_its_end_teaches_the_same(cached: int | None) -> None:
+    learnt = []
+    for is_late in (False, True):
+        known, entry = Known(), PromptEntry(7, 7)
+        held = known.beliefs.held(known.views, entry, 1000)
+        touches = TurnTouches(known.beliefs, entry, held, 1100, TurnCaches(D2.id))
+        touches.sent()
+        touches.answering()
+        end = touches.settled() if is_late else touches
+        assert (end is touches) is not is_late
+        end.answered(cached)
+        end.close()
+        learnt.append((known.held(7), known.held(8), known.beliefs.capacities()))
+    assert learnt[0] == learnt[1]
+
+
 @pytest.mark.parametrize("prefill", [None, P1], ids=["first turn", "handoff"])
 def test_an_answer_that_can_say_nothing_of_caches_keeps_nothing_for_that(prefill: WorkerView | None) -> None:
     known = Known()

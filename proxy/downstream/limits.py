@@ -133,7 +133,7 @@ class ConnectionLimits:
             self._deadline_s = self._now() + self._patience.head_s
 
     def began(self, request: AtWork) -> None:
-        self.phase = ConnectionPhase.BUSY
+        self.phase, self._deadline_s = ConnectionPhase.BUSY, math.inf
         self._idle.discard(self)
         self._is_multiplexed = request.is_multiplexed
         self._at_work += (request,)

@@ -11,6 +11,7 @@ that ends inside a block is known by the block's start, and by the length and a 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -211,8 +212,8 @@ class Chain(msgspec.Struct, frozen=True):
     last unit, if the reply continues it (an assistant's message that the client began).
     """
 
-    keys: tuple[int, ...]
-    ends: tuple[int, ...]
+    keys: Sequence[int]
+    ends: Sequence[int]
     hasher: Hasher
     data: bytes | memoryview = b""
     tail: bytes = b""
@@ -227,6 +228,8 @@ class Chain(msgspec.Struct, frozen=True):
     """What tools and system change in each key after them, by XOR: without it, keys name the conversation alone."""
 
     def __post_init__(self) -> None:
+        if self.size:  # it was made of another one, with the same keys
+            return
         keys, head = self.keys, self.marks.head
         force_setattr(self, "size", self.ends[-1] + len(self.tail))
         force_setattr(self, "head_mask", keys[head] ^ keys[0] if head else 0)
@@ -247,7 +250,7 @@ class Chain(msgspec.Struct, frozen=True):
         What the seed holds counts to the first unit in the chain's own order, and to the last in the other.
         """
         tools, system = self.marks.tools, self.marks.system
-        keys, ends = self.keys[: self.marks.head + 1], self.ends[: self.marks.head + 1]
+        keys, ends = tuple(self.keys[: self.marks.head + 1]), tuple(self.ends[: self.marks.head + 1])
         if not tools or not system or tools_first is (tools < system):
             return keys, ends
         if tools < system:  # so they were first
@@ -269,8 +272,12 @@ class Chain(msgspec.Struct, frozen=True):
         return blocks
 
     def without_prompt(self) -> Chain:
-        """Without the prompt's bytes, which only `reach`, cuts and `added` need."""
-        return replace(self, data=b"", texts=(), long_texts=self.long_texts and self.long_texts.without_text())
+        """Without the prompt's bytes, which only `reach`, cuts and `added` need.
+
+        Keys and ends are in arrays then: as objects each number takes five times as much, and a chat may be long.
+        """
+        keys, ends, cuts = array("Q", self.keys), array("Q", self.ends), self.long_texts
+        return replace(self, keys=keys, ends=ends, data=b"", texts=(), long_texts=cuts and cuts.without_text())
 
     def reach(self, index: int, tail: int, check: int) -> int | None:
         """Bytes of this prompt that a prefix found at `keys[index]` covers; None if its tail is another text."""

@@ -37,7 +37,7 @@ def parse(
 
 
 def keys(*messages: dict[str, Any], endpoint: Endpoint = CHAT, **members: Any) -> tuple[int, ...]:
-    return parse(endpoint, list(messages), **members).prompt.chain.keys
+    return tuple(parse(endpoint, list(messages), **members).prompt.chain.keys)
 
 
 def user(content: Any, **members: Any) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def test_a_reply_is_known_again_in_its_echo(endpoint: Endpoint, templates: Templ
 def test_other_calls_of_responses_are_known_by_their_places_too(one: Any, other: Any, same: bool) -> None:
     def keys(item: Any, templates: Templates = PLAIN) -> tuple[int, ...]:
         output = {"type": "shell_call_output", "call_id": item["call_id"], "output": "4"}
-        return parse(RESPONSES, [USER, item, output], templates).prompt.chain.keys
+        return tuple(parse(RESPONSES, [USER, item, output], templates).prompt.chain.keys)
 
     assert (keys(one) == keys(other)) is same
     assert keys(one, PRINTING) != keys(other, PRINTING)

@@ -6,13 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import astuple
 
 from ppd.proxy.beliefs.held import Residency
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, ReadingRules, parse_request
 from ppd.proxy.sessions.table import MatchKind, SessionMatch, SessionTable, TurnOutcome
 from tests.support.attempts import D1, D2
-from tests.support.requests import HASHER
+from tests.support.requests import CHAT, COMPLETIONS, HASHER, RESPONSES, parse, user
 
 
 @pytest.fixture
@@ -121,3 +122,29 @@ def test_token_ids_continue_from_the_prompt(table: SessionTable) -> None:
     complete(table, list(range(100)), "text says nothing of ids")
     place = complete(table, list(range(150)), "")
     assert (place.turn, place.held_tokens, place.new_bytes) == (2, 100, 200)
+
+
+SYSTEM = {"role": "system", "content": "You answer briefly. " * 80}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("look", "listen")]
+SAID = [{"role": "user", "content": "word " * 1500}, {"role": "assistant", "content": "yo"}, user("more")]
+
+
+@pytest.mark.parametrize("members", [{}, {"tools": TOOLS}], ids=["", "tools"])
+@pytest.mark.parametrize(
+    ("endpoint", "prompt"),
+    [(CHAT, [user("hi")]), (CHAT, [SYSTEM, *SAID]), (COMPLETIONS, "word " * 3000), (RESPONSES, SAID)],
+)
+def test_a_prompt_of_which_only_keys_are_left_leaves_the_same_session(
+    endpoint: Endpoint, prompt: Any, members: dict[str, Any]
+) -> None:
+    kept = []
+    for is_whole in (True, False):
+        table = SessionTable(ttl_s=3600.0, capacity=1000)
+        for _ in range(2):  # once found by its keys, too
+            request = parse(endpoint, prompt, **members)
+            place = table.find(request.prompt, 0.0)
+            ended = request if is_whole else request.without_prompt()
+            outcome = TurnOutcome(prompt_tokens=4000, completion_tokens=5, reply_key=ReplyKey(ended).key(), decode=D1)
+            table.finish(place, ended.prompt, outcome, 0.0)
+        kept.append([astuple(session) for session in table.all()])
+    assert kept[0] == kept[1]

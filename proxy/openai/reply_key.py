@@ -20,19 +20,23 @@ _CHAT, _COMPLETIONS, _RESPONSES = Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.
 class ReplyKey:
     """The first choice of one reply; feed it what the worker sends, in order."""
 
-    __slots__ = ("_form", "_hasher", "_head", "_opening", "_with_call_ids", "add_text", "calls_tool", "reasoned")
+    __slots__ = ("_form", "_hasher", "_head", "_opening", "_with_call_ids", "calls_tool", "reasoned")
 
     def __init__(self, request: Request) -> None:
         chain = request.prompt.chain
         mask, marks = chain.head_mask, chain.marks
         self._hasher = chain.hasher
-        self._form = form = _form_for(request, chain, mask)
+        self._form = _form_for(request, chain, mask)
         self._with_call_ids = request.template.prints_call_ids
         self._head = chain.keys[marks.head] if mask and not marks.last_reply else 0
         self._opening = ""  # of the first reply after this head, see `text_cuts.reply_alone`
-        self.add_text = self._add_opening if self._head else form.add_text
         self.calls_tool = False
         self.reasoned = False  # the model also wrote reasoning, which the next prompt will hardly hold
+
+    def add_text(self, text: str) -> None:
+        self._form.add_text(text)
+        if self._head and len(self._opening) < REPLY_CHARS:
+            self._opening += text[:REPLY_CHARS]
 
     def add_tool_call(self, index: int, id: str | None, name: str | None, arguments: str) -> None:
         self._head = 0
@@ -49,7 +53,6 @@ class ReplyKey:
     def give_up(self) -> None:
         """The reply will not be shown whole."""
         self._form = _Unknowable(self._hasher)
-        self.add_text = self._form.add_text
         self._head = 0
 
     def key(self) -> PrefixEnd | None:
@@ -59,13 +62,6 @@ class ReplyKey:
     def alone(self) -> int:
         """The key of a conversation's first reply, whatever it replies to; 0: it is not known by that."""
         return reply_alone(self._hasher, self._opening, self._head) if self._head else 0
-
-    def _add_opening(self, text: str) -> None:
-        self._form.add_text(text)
-        if len(self._opening) < REPLY_CHARS:
-            self._opening += text[:REPLY_CHARS]
-        else:
-            self.add_text = self._form.add_text
 
 
 class _Form(Protocol):

@@ -5,7 +5,7 @@ The layout is told in `sessions/kept_units.py`, whose Python does the same where
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 cdef extern from *:
     ctypedef long long int128_t "__int128"
@@ -43,8 +43,9 @@ cdef inline void store(byte_t *data, uint64_t value, int size) noexcept nogil:
 cdef class PackedUnits:
     cdef bytes _data
     cdef const byte_t *_units
-    cdef readonly Py_ssize_t entries, count, in_prompt, opener, opener_cuts
-    cdef readonly uint64_t head_mask, round_tokens, head_tokens
+    cdef readonly int entries, count, in_prompt, opener, opener_cuts
+    cdef readonly uint32_t round_tokens, head_tokens
+    cdef readonly uint64_t head_mask
     cdef readonly bint reasoned, is_blocks, reply_reasoned, has_reply_alone
 
     def __cinit__(self, bytes data not None):

@@ -56,7 +56,7 @@ class LongTexts(Protocol):
 class Marks(msgspec.Struct, frozen=True, gc=False):
     """Which of a chain's keys ends each part of the prompt; 0, the seed's place, where there is no such part.
 
-    The later one of `tools` and `system` is the whole head; see `Chain.head`.
+    The later one of `tools` and `system` is the whole head, `head`; see `Chain.head`.
     """
 
     tools: int = 0  # the last tool
@@ -66,10 +66,10 @@ class Marks(msgspec.Struct, frozen=True, gc=False):
     last_reply: int = 0  # the newest message by the assistant, or the last of its items
     reasons: bool = False  # that reply comes with its reasoning, which has no key
     tools_first: bool | None = None  # by the model's template; None: not known, and here the system's text is
+    head: int = 0
 
-    @property
-    def head(self) -> int:
-        return self.tools if self.tools > self.system else self.system
+    def __post_init__(self) -> None:
+        force_setattr(self, "head", self.tools if self.tools > self.system else self.system)
 
     def with_messages(self, first_user: int, last_user: int, last_reply: int, *, reasons: bool) -> Marks:
         return Marks(self.tools, self.system, first_user, last_user, last_reply, reasons, self.tools_first)

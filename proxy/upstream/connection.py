@@ -43,7 +43,7 @@ class WorkerConnection(asyncio.Protocol):
         self._parser = plane.AnswerParser()
         self._listener: AnswerReceiver | None = None
         self._has_head = False
-        self._head_bytes = 0
+        self._head_bytes = 0  # of one that has not come whole
         self.free_s = 0.0  # when it was last freed, by the loop's clock
 
     @property
@@ -68,7 +68,7 @@ class WorkerConnection(asyncio.Protocol):
     @property
     def has_heard(self) -> bool:
         """Whether a byte of an answer has come since the connection was last free."""
-        return self._head_bytes > 0
+        return self._has_head or self._head_bytes > 0
 
     def send(self, listener: AnswerReceiver, head: bytes, body: Iterable[bytes | memoryview]) -> None:
         assert self._transport is not None and self._listener is None, "a free connection"
@@ -143,10 +143,11 @@ class WorkerConnection(asyncio.Protocol):
             return
         if not self._has_head:
             self._take_head(listener)
-            self._head_bytes += size
-            if not self._has_head and self._head_bytes > HEAD_LIMIT_BYTES:
-                self._fail(is_malformed=True)
-                return
+            if not self._has_head:
+                self._head_bytes += size
+                if self._head_bytes > HEAD_LIMIT_BYTES:
+                    self._fail(is_malformed=True)
+                    return
         is_whole = parser.is_whole
         if not body and not is_whole:
             return

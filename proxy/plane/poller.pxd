@@ -20,7 +20,6 @@ cdef class SocketTransport:
     cdef object _socket       # while its protocol meets it; then the descriptor alone is kept
     cdef object _protocol
     cdef object _unsent       # a deque of bytes; None while all has been sent
-    cdef Py_ssize_t _skipped  # bytes of the first of them that have been sent
     cdef Py_ssize_t _unsent_bytes
     cdef int _fd              # -1: closed
     cdef unsigned char _watched

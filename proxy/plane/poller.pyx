@@ -260,9 +260,12 @@ cdef class SocketTransport:
         """Keeps what is behind the first `sent` bytes: what can't be changed as it is, of any other buffer a copy."""
         if sent >= view.len:
             return 0
-        if not self._unsent:
-            self._unsent, self._skipped = deque(), sent if view.readonly else 0
-        self._unsent.append(part if view.readonly else PyBytes_FromStringAndSize(<char *>view.buf + sent, view.len - sent))
+        self._unsent = self._unsent or deque()
+        if not view.readonly:
+            part = PyBytes_FromStringAndSize(<char *>view.buf + sent, view.len - sent)
+        elif sent:
+            part = memoryview(part).cast("B")[sent:]
+        self._unsent.append(part)
         self._unsent_bytes += view.len - sent
         return 0
 
@@ -271,8 +274,7 @@ cdef class SocketTransport:
         cdef Py_buffer view
         while self._unsent_bytes:
             PyObject_GetBuffer(self._unsent[0], &view, PyBUF_SIMPLE)
-            size = view.len - self._skipped
-            sent = send(self._fd, <char *>view.buf + self._skipped, size, MSG_NOSIGNAL)
+            size, sent = view.len, send(self._fd, view.buf, view.len, MSG_NOSIGNAL)
             error = errno
             PyBuffer_Release(&view)
             if sent < 0:
@@ -281,10 +283,9 @@ cdef class SocketTransport:
                 break
             self._unsent_bytes -= sent
             if sent < size:
-                self._skipped += sent
+                self._unsent[0] = memoryview(self._unsent[0]).cast("B")[sent:]
                 break
             self._unsent.popleft()
-            self._skipped = 0
         if self._is_full and self._unsent_bytes <= ROOM_BYTES:
             self._is_full = False
             self._tell("resume_writing")  # which may write more, or end the connection

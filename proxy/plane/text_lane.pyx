@@ -39,7 +39,7 @@ cdef class TextLane(Receiver):
     cdef object _connection
     cdef bytes _before, _behind
     cdef char *_text
-    cdef Py_ssize_t _text_bytes, _events
+    cdef int _text_bytes, _events
     cdef readonly double heard_s  # when it last passed something on, by the monotonic clock; 0: not yet
 
     def __init__(

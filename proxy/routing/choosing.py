@@ -99,12 +99,14 @@ class Chooser:
         self._receipts.open(receipt)
         try:
             ticket = self._ticket(turn, context, started_s, priority)
-            permit = self._admission.try_enter(ticket) or await self._admission.wait(ticket)
+            permit = self._admission.try_enter(ticket)
+            if permit is None:
+                permit = await self._admission.wait(ticket)
+                receipt.waited_s = self._now() - started_s
         except BaseException as exc:
             receipt.waited_s = self._now() - started_s
             self._left(turn, receipt, context, started_s, exc)
             raise
-        receipt.waited_s = self._now() - started_s
         self._state.retries.deposit()
         doubts = Doubts(any(item.is_by_url for item in request.media)) if request.media else NO_DOUBTS
         return Job(request, match, turn, entry, receipt, context, started_s, permit, doubts, counted)

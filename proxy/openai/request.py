@@ -53,7 +53,7 @@ CHOOSING = (Endpoint.CHAT, Endpoint.COMPLETIONS)
 """The endpoints whose clients choose how many answers they get, and whether a stream shows usage."""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One client request. Sizes are bytes of what the model reads, not of the body."""
 
     endpoint: Endpoint

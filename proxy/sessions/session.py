@@ -52,7 +52,7 @@ class KnownPrefix(msgspec.Struct, frozen=True, gc=False):
         return PrefixEnd(self.key, self.tail, self.check)
 
 
-class Prompt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """What the session table needs of a request: the chain of its messages, and the names that its client gave."""
 
     chain: Chain

@@ -171,13 +171,14 @@ class PromptReader:
         roles, unit, mask, at = bytearray(len(keys)), None, self._cuts.mask, 0
         closed, text_units = messages[:-1] if continues else messages, self.hasher.text_units
         while at < len(messages):
-            # Nearly all messages of nearly all chats are short texts: one step takes all up to the next that is not.
-            found, sizes, said, by = text_units(closed, at, keys[-1] ^ mask, size, UNIT_OVERHEAD_BYTES)
+            # Nearly all messages of nearly all chats are one text: one step takes all up to the next that is not.
+            found, sizes, said, by, long_ones = text_units(closed, at, keys[-1] ^ mask, size, UNIT_OVERHEAD_BYTES)
             if found:
                 keys += [key ^ mask for key in found] if mask else found
                 ends += sizes
                 roles += by
                 self._newest += said
+                self._cuts.note_units(long_ones)
                 at, size = at + len(found), sizes[-1]
                 if at == len(messages):
                     break

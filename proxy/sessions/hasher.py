@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -55,17 +55,21 @@ class Units(msgspec.Struct, frozen=True, gc=False):
 
 NO_UNITS = Units()
 
-TextUnits = tuple[Sequence[int], Sequence[int], Sequence[bytes], bytes | bytearray]
-"""Units that are one text each: keys, ends, texts, and the first letters of the roles."""
+LongUnit = tuple[int, bytes, bytes, int]
+"""A unit that is one text of more than `HEAD_BYTES`: the key before it, what is hashed before the text, the text, and
+the bytes of the prompt before the unit."""
+
+TextUnits = tuple[Sequence[int], Sequence[int], Sequence[bytes], bytes | bytearray, Sequence[LongUnit]]
+"""Units that are one text each: keys, ends, texts, the first letters of the roles, and which of them are long."""
 
 
 def no_text_units(messages: list[Any], at: int, previous: int, size: int, around: int) -> TextUnits:
-    """Those of the messages from `at` on, up to the first that is anything but a text of up to `HEAD_BYTES`.
+    """Those of the messages from `at` on, up to the first that is anything but a text.
 
     Compiled code takes all of them in one step; without it each is hashed by itself. size: of the prompt before them.
     around: what a unit has beside its text.
     """
-    return (), (), (), b""
+    return (), (), (), b"", ()
 
 
 class Hasher:
@@ -79,12 +83,13 @@ class Hasher:
         # is hashed once, here. A key is only a part of a digest, so nobody can continue a hash from it.
         block = hashlib.sha512(secret).digest()
         self._root = hashlib.sha256(block)
-        self._texts = plane.TextHash(block, KEY_BITS, _IN_RUNS, END, HEAD_BYTES) if plane.IS_FAST else None
-        self.text_units = no_text_units if self._texts is None else self._texts.run
         # BLAKE3 hashes many blocks of a long text in parallel, with AVX-512 in a quarter of SHA-256's time: 130 KB take
         # 25 us, not 91; 26 KB take 7 us, not 19. 100 bytes take 0.5 us with both, but its state is 2.0 KB, not 0.2.
         # Its key is derived from the secret separately, so neither hash says anything about the other.
         self._beyond = blake3(key=blake3(secret, derive_key_context=_BEYOND_CONTEXT).digest())
+        ends = partial(long_end, self._beyond)
+        self._texts = plane.TextHash(block, KEY_BITS, _IN_RUNS, END, HEAD_BYTES, ends) if plane.IS_FAST else None
+        self.text_units = no_text_units if self._texts is None else self._texts.run
         self._once: dict[int, tuple[int, int]] = {}
         self._lists: dict[int, Units] = {}
         self._listed = 0  # units in them
@@ -148,8 +153,7 @@ class Hasher:
         """The key of a `UnitHash` with one text that is not empty, in one step: nearly all messages are that."""
         end = END
         if len(text) > HEAD_BYTES:
-            end = text_end(self.beyond(memoryview(text)[HEAD_BYTES:]))
-            text = text[:HEAD_BYTES]
+            end, text = long_end(self._beyond, text), text[:HEAD_BYTES]
         before = None if name or call_id else _BEFORE_TEXTS.get(role)
         if before is None:
             before = before_parts(role, name, call_id) + b"T"
@@ -179,3 +183,8 @@ def encoded(text: str) -> bytes:
 
 def text_end(beyond: blake3 | None) -> bytes:
     return END if beyond is None else b"".join((BEYOND, beyond.digest(_DIGEST_BYTES), END))
+
+
+def long_end(beyond: blake3, text: bytes) -> bytes:
+    """What ends a text of more than `HEAD_BYTES` behind these. beyond: the hash of nothing."""
+    return text_end(beyond.copy().update(memoryview(text)[HEAD_BYTES:]))

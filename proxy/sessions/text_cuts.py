@@ -29,6 +29,12 @@ from .prefix_chain import UNIT_OVERHEAD_BYTES, Chain
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from hashlib import _Hash
+    from typing import TypeAlias
+
+    from .hasher import LongUnit
+
+    _LongText: TypeAlias = "tuple[_Hash, bytes | memoryview, int]"
+    """The hash of a unit after the first 4 KiB of a text, what the text has beyond them, and where in the prompt."""
 
 Cut = tuple[int, int]
 """A key, and the bytes of the prompt that it names."""
@@ -96,7 +102,7 @@ class TextCuts:
         self.mask = 0  # the chain's, see `Chain.head_mask`
         self.newest: list[UnitText] = []  # of the messages that are cut finer, shortest prefix first
         self.known = cuts or ()  # the cuts as far as they have been made
-        self._texts: list[tuple[_Hash, bytes | memoryview, int]] = []
+        self._texts: list[_LongText | LongUnit] = []
         self._reply: tuple[str, int, int] | None = None
         self._head: _Head | None = None
         self._are_made = cuts is not None
@@ -108,6 +114,10 @@ class TextCuts:
         """state: of a unit's hash after the first 4 KiB of a text. offset: of `beyond` in the unit."""
         if self.start is not None:
             self._texts.append((state.copy(), beyond, self.start + offset))
+
+    def note_units(self, units: Sequence[LongUnit]) -> None:
+        """They follow what has been noted before them."""
+        self._texts += units
 
     def note_head(
         self, keys: Sequence[int], ends: Sequence[int], system: int, texts: Callable[[], Iterable[str]]
@@ -128,7 +138,7 @@ class TextCuts:
             known = [] if self._head is None else self._head.points(hasher)
             if self._reply is not None and (alone := reply_alone(hasher, *self._reply[:2])):
                 known.append((alone, self._reply[2]))
-            found = [cut for text in (*first, *recent) for cut in _cuts(hasher, *text)]
+            found = [cut for text in (*first, *recent) for cut in _cuts(hasher, *_opened(hasher, text))]
             if self.newest:
                 found += [cut for text in self.newest for cut in _fine_cuts(hasher, text)]
                 found.sort(key=itemgetter(1))
@@ -223,6 +233,14 @@ def reply_alone(hasher: Hasher, text: str, head: int) -> int:
 
 def cuts_of(chain: Chain) -> Sequence[Cut]:
     return () if chain.long_texts is None else chain.long_texts.cuts(chain.hasher)
+
+
+def _opened(hasher: Hasher, text: _LongText | LongUnit) -> _LongText:
+    if len(text) == 3:
+        return text
+    previous, before, said, start = text
+    state = hasher.start(b"U", previous, before + said[:HEAD_BYTES])
+    return state, memoryview(said)[HEAD_BYTES:], start + UNIT_OVERHEAD_BYTES + HEAD_BYTES
 
 
 def _cuts(hasher: Hasher, head: _Hash, beyond: bytes | memoryview, start: int) -> list[Cut]:

@@ -22,7 +22,7 @@ BEFORE = {"user": b"user<", "tool": b"tool<"}
 
 
 def hash_of(bits: int = 64, secret: bytes = SECRET) -> TextHash:
-    return TextHash(secret, bits, BEFORE, b">", 9)
+    return TextHash(secret, bits, BEFORE, b">", 9, lambda text: b"%d>" % len(text))
 
 
 def expected(previous: int, before: bytes, text: bytes, end: bytes) -> int:
@@ -59,11 +59,11 @@ def test_a_message_has_the_key_that_hashlib_gives(role: str, name: str, call_id:
     assert fast.text_unit(7, role, name, call_id, text) == slow.text_unit(7, role, name, call_id, text)
 
 
-def test_a_run_ends_before_the_first_message_that_is_not_a_short_text_by_one_of_the_roles() -> None:
+def test_a_run_ends_before_the_first_message_that_is_not_a_text_by_one_of_the_roles() -> None:
     def taken(*said: object) -> int:
         told = messages(msgspec.json.encode([{"role": "user", "content": "one"}, *said]))
         assert told is not None
-        keys, ends, texts, roles = hash_of().run(told[0], 0, 7, 100, 16)
+        keys, ends, texts, roles, _ = hash_of().run(told[0], 0, 7, 100, 16)
         assert len(keys) == len(ends) == len(texts) == len(roles)
         return len(keys)
 
@@ -71,7 +71,6 @@ def test_a_run_ends_before_the_first_message_that_is_not_a_short_text_by_one_of_
     for other in (
         {"role": "assistant", "content": "no role"},
         {"role": "user", "content": ""},
-        {"role": "user", "content": "1234567890"},
         {"role": "user", "content": "a", "name": "b"},
         {"role": "tool", "content": "a", "tool_call_id": "b"},
         {"role": "user", "content": [{"type": "text", "text": "a"}]},
@@ -85,8 +84,27 @@ def test_a_run_tells_keys_ends_texts_and_roles() -> None:
     assert told is not None
     first = expected(7, b"tool<", b"bc", b">")
     keys = [first, expected(first, b"user<", b"d", b">")]
-    assert hash_of().run(told[0], 1, 7, 100, 16) == (keys, [118, 135], [b"bc", b"d"], bytearray(b"tu"))
-    assert hash_of().run(told[0], 3, 7, 100, 16) == ((), (), (), b"")
+    assert hash_of().run(told[0], 1, 7, 100, 16) == (keys, [118, 135], [b"bc", b"d"], bytearray(b"tu"), [])
+    assert hash_of().run(told[0], 3, 7, 100, 16) == ((), (), (), b"", ())
+
+
+def test_a_run_hashes_the_beginning_of_a_long_text_and_then_what_ends_it_and_tells_which_are_long() -> None:
+    told = messages(b'[{"role":"user","content":"a"},{"role":"tool","content":"1234567890"}]')
+    assert told is not None
+    first = expected(7, b"user<", b"a", b">")
+    second = expected(first, b"tool<", b"123456789", b"10>")
+    keys, ends, _, _, long_ones = hash_of().run(told[0], 0, 7, 100, 16)
+    assert (keys, ends, long_ones) == ([first, second], [117, 143], [(first, b"tool<", b"1234567890", 117)])
+
+
+def test_what_cannot_be_hashed_of_a_long_text_is_an_error() -> None:
+    def fails(text: bytes) -> bytes:
+        raise KeyError(text)
+
+    told = messages(b'[{"role":"user","content":"1234567890"}]')
+    assert told is not None
+    with pytest.raises(KeyError):
+        TextHash(SECRET, 64, BEFORE, b">", 9, fails).run(told[0], 0, 7, 100, 16)
 
 
 TEXTS = st.text(max_size=5) | st.sampled_from(["x" * 300, "\n" * 4096, "x" * 4097, "x-anthropic-billing-header: 1"])

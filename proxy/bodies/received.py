@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+from .. import plane
 from .body_reader import Body
 from .shared_bytes import LARGE_BYTES, SharedBytes
 
+SHORT_BYTES = 16 * 1024  # of a body that comes in one piece; and so little is copied in no time
+
 
 class ReceivedBody:
-    """Most bodies come in one piece and are kept as it; a large one goes into shared memory as it comes."""
+    """Most bodies come in one piece and are kept as it; a large one goes into shared memory as it comes.
 
-    __slots__ = ("_data", "_shared", "size")
+    buffer: of a body between these whose size is known. It may be filled by whoever has the socket.
+    """
+
+    __slots__ = ("_data", "_shared", "buffer", "size")
 
     def __init__(self) -> None:
-        self.size = 0
+        self.size = 0  # without what the buffer has been filled with
+        self.buffer: plane.BodyBuffer | None = None
         self._data: bytes | bytearray = b""
         self._shared: SharedBytes | None = None
 
+    def expect(self, size: int) -> None:
+        """What has been added is the beginning of a body of so many bytes."""
+        if plane.IS_BUILT and SHORT_BYTES < size <= LARGE_BYTES:
+            self.buffer = plane.BodyBuffer(size)
+            self.buffer.add(bytes(self._data))
+            self._data = b""
+
     def add(self, data: bytes) -> None:
         self.size += len(data)
-        if self._shared is not None:
+        if self.buffer is not None:
+            self.buffer.add(data)
+        elif self._shared is not None:
             self._shared.append(data)
         elif self.size > LARGE_BYTES:
             self._shared = SharedBytes.of((memoryview(self._data), data))
@@ -32,6 +48,9 @@ class ReceivedBody:
 
     def take(self) -> Body:
         """All of it; nothing is kept."""
+        if self.buffer is not None:
+            buffer, self.buffer = self.buffer, None
+            return buffer.taken()
         data, self._data = self._data, b""
         if self._shared is None:
             return bytes(data)

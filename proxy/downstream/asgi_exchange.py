@@ -26,6 +26,8 @@ _LATE = 408
 class AsgiExchange:
     """An `Exchange` that runs the ASGI application: https://asgi.readthedocs.io."""
 
+    buffer = None
+
     def __init__(self, connection: ClientConnection, head: RequestHead, app: ASGIFramework, more: Headers = ()) -> None:
         """more: headers of an answer that does not come from the application."""
         self._connection = connection
@@ -189,6 +191,8 @@ class AsgiExchange:
 
 class RefusedExchange:
     """An `Exchange` that answers an unreadable or forbidden request with an error, and closes the connection."""
+
+    buffer = None
 
     def __init__(
         self,

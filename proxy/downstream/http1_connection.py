@@ -24,7 +24,10 @@ class Exchange(Protocol):
 
     def begin(self) -> None: ...  # the answers before it are written
 
-    def take(self, data: bytes) -> None: ...  # a part of the request's body
+    @property
+    def buffer(self) -> plane.BodyBuffer | None: ...  # where the rest of the body belongs, if that is settled
+
+    def take(self, data: bytes) -> None: ...  # a part of the request's body, which the buffer has not been filled with
 
     def taken(self) -> None: ...  # the request has come completely
 
@@ -205,6 +208,14 @@ class ClientConnection(asyncio.Protocol):
             piece = data[start : start + max(SLICE_BYTES, self._body_left_bytes)]
             start += len(piece)
             self._parse_piece(piece)
+        if self._body_left_bytes and self._incoming is not None and (buffer := self._incoming.buffer) is not None:
+            self._fill(buffer)
+
+    def _fill(self, buffer: plane.BodyBuffer) -> None:
+        """Has the rest of the body read to where it belongs; only the compiled plane's sockets can."""
+        transport, parser = self._transport, self._parser
+        if isinstance(transport, plane.SocketTransport) and parser is not None:
+            buffer.read(transport, parser)
 
     def _parse_piece(self, data: bytes) -> None:
         self._unclear_bytes += len(data)
@@ -355,6 +366,10 @@ class ClientConnection(asyncio.Protocol):
         self._body_left_bytes -= len(data)
         if self._incoming is not None and not self._is_ended:
             self._incoming.take(data)
+
+    def on_body_in_place(self, size: int) -> None:
+        self._unclear_bytes = 0
+        self._body_left_bytes -= size
 
     def on_message_complete(self) -> None:
         if self._offer:

@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum
 
+from .. import plane
 from ..admission.web_pages import Headers
 from ..app.request_body import check_coding, decoded
 from ..bodies.body_memory import BodyRoom
@@ -165,6 +166,10 @@ class TurnExchange:
         if self._has_room(max(size, received.size)):
             self._go_on()
 
+    @property
+    def buffer(self) -> plane.BodyBuffer | None:
+        return None if self._received is None else self._received.buffer
+
     def take(self, data: bytes) -> None:
         received = self._received
         if received is None or self._state is _WITHHOLDING or self._refused is not None:
@@ -203,7 +208,10 @@ class TurnExchange:
             return
         if self._is_whole:
             self._start()
-        elif self._expects_continue:
+            return
+        assert self._head is not None and self._received is not None, "it is being read"
+        self._received.expect(int(self._head.fields.get("content-length", "0")))
+        if self._expects_continue:
             self._expects_continue = False
             self._connection.write(response.CONTINUE)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 try:
+    from .body_buffer import BodyBuffer
     from .body_parts import PlainMessage, member, members, messages
     from .bones import bones
     from .envoy_stage import envoy_stage
@@ -22,6 +23,7 @@ __all__ = [
     "IS_BUILT",
     "IS_FAST",
     "AnswerParser",
+    "BodyBuffer",
     "NotHttp",
     "PackedUnits",
     "PlainMessage",

@@ -58,7 +58,9 @@ cdef class RequestParser(Parser):
     cdef readonly str version
     cdef readonly bint keeps_alive, offers_upgrade
     cdef object _connection
-    cdef bint _is_in_head
+    cdef bint _is_in_head, _is_in_place
+
+    cdef int pass_by(self, const char *data, Py_ssize_t size) except -1
 
 
 cdef class AnswerParser(Parser):

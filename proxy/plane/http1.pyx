@@ -86,8 +86,8 @@ cdef llhttp_settings_t of_requests
 cdef class RequestParser(Parser):
     """Tells `connection` of requests, as they come:
 
-    `on_message_begin()`, `on_head()`, `on_body(data)` for each part, `on_message_complete()`. What the head says stands
-    here during `on_head`. headers: pairs of bytes, names in lower case. fields: the same as text; of a repeated one the
+    `on_message_begin()`, `on_head()`, `on_body(data)` for each part, or `on_body_in_place(size)` for one that a
+    `BodyBuffer` has, `on_message_complete()`. What the head says stands here during `on_head`. headers: pairs of bytes, names in lower case. fields: the same as text; of a repeated one the
     first.
     """
 
@@ -111,6 +111,16 @@ cdef class RequestParser(Parser):
         if said != HPE_OK:
             raise NotHttp
         return PyBytes_GET_SIZE(data)
+
+    cdef int pass_by(self, const char *data, Py_ssize_t size) except -1:
+        """As `feed`, of a part of a body that lies where it belongs."""
+        self._is_in_place = True
+        try:
+            if self._execute(data, size) != HPE_OK:
+                raise NotHttp
+        finally:
+            self._is_in_place = False
+        return 0
 
     cdef int _line(self) except -1:
         cdef bytes value
@@ -167,7 +177,10 @@ cdef int request_head(llhttp_t *state) noexcept:
 cdef int request_body(llhttp_t *state, const char *at, size_t size) noexcept:
     cdef RequestParser parser = <RequestParser>state.data
     try:
-        parser._connection.on_body(at[:size])
+        if parser._is_in_place:
+            parser._connection.on_body_in_place(size)
+        else:
+            parser._connection.on_body(at[:size])
     except BaseException as exc:
         parser._failure = exc
         return HPE_USER

@@ -11,6 +11,7 @@ cdef class Poller:
 
 
 cdef class Receiver:
+    cdef char *room(self, char *usual, Py_ssize_t *size) noexcept
     cdef int take(self, char *data, Py_ssize_t size) except -1
 
 
@@ -24,6 +25,7 @@ cdef class SocketTransport:
     cdef int _fd              # -1: closed
     cdef unsigned char _watched
     cdef unsigned char _reads, _is_at_end, _is_closing, _is_full, _ends  # a byte each, as a stream has two transports
+    cdef unsigned char _has_more  # probably: the last read took all that it could
     cdef object __weakref__
 
     cdef int send_piece(self, const char *data, Py_ssize_t size) except -1

@@ -26,7 +26,8 @@ from .linux cimport (
 )
 
 cdef enum:
-    READ_BYTES = 256 * 1024
+    FIRST_BYTES = 32 * 1024  # read at once; the rest of a long body can then be read to where it belongs
+    READ_BYTES = 256 * 1024  # once as much has come as was read
     FULL_BYTES = 64 * 1024  # unsent, from which on a protocol is asked to write no more
     ROOM_BYTES = 16 * 1024  # unsent, from which on it may go on
     EVENTS = 256            # looked at before the event loop does other work
@@ -127,6 +128,10 @@ class LentSocket(sockets.socket):
 
 cdef class Receiver:
     """Takes what a socket receives in place of its protocol."""
+
+    cdef char *room(self, char *usual, Py_ssize_t *size) noexcept:
+        """Where it is read to, and how much of it at most, which is told and may be changed."""
+        return usual
 
     cdef int take(self, char *data, Py_ssize_t size) except -1:
         """It may write into the data."""
@@ -303,6 +308,8 @@ cdef class SocketTransport:
     cdef int _serve(self, unsigned int news) except -1:
         if self._reads and news & (EPOLLIN | EPOLLHUP | EPOLLERR):
             self._read()
+            if self._has_more and self._reads and self.receiver is not None:  # which may have come with what was read
+                self._read()
             if news & (EPOLLHUP | EPOLLERR):
                 # Writing would fail, and with it the connection, before all that the peer said at last is read.
                 return 0
@@ -312,15 +319,20 @@ cdef class SocketTransport:
 
     cdef int _read(self) except -1:
         cdef Receiver receiver = self.receiver  # held here: it may leave this transport while it is at work
-        cdef Py_ssize_t size = recv(self._fd, self._poller._buffer, READ_BYTES, 0)
+        cdef char *to = self._poller._buffer
+        cdef Py_ssize_t size, most = READ_BYTES if self._has_more else FIRST_BYTES
+        if receiver is not None:
+            to = receiver.room(to, &most)
+        size = recv(self._fd, to, most, 0)
         if size < 0:
             return 0 if errno == EAGAIN or errno == EINTR else self._fail(errno)
+        self._has_more = size == most
         try:
             if size:
                 if receiver is not None:
-                    receiver.take(self._poller._buffer, size)
+                    receiver.take(to, size)
                 else:
-                    self._protocol.data_received(PyBytes_FromStringAndSize(self._poller._buffer, size))
+                    self._protocol.data_received(PyBytes_FromStringAndSize(to, size))
                 return 0
             self._is_at_end, self._reads = True, False
             self._watch()

@@ -78,6 +78,8 @@ class Told:
 class FakeExchange:
     """Answers with its number and what it was asked; a request that is not whole stays without an answer."""
 
+    buffer = None
+
     def __init__(self, server: FakeServer, connection: ClientConnection, head: RequestHead | None) -> None:
         self.head = head
         self.body = b""

@@ -22,35 +22,81 @@ static inline ptrdiff_t json_space_end(json_t data, ptrdiff_t at, ptrdiff_t size
     return at;
 }
 
+#ifdef __SSE2__
+/* The quotation marks, backslashes and control characters among these bytes. */
+static inline __m128i json_marks(__m128i some)
+{
+    __m128i quote = _mm_cmpeq_epi8(some, _mm_set1_epi8('"')), escape = _mm_cmpeq_epi8(some, _mm_set1_epi8('\\'));
+    __m128i control = _mm_cmpeq_epi8(_mm_min_epu8(some, _mm_set1_epi8(0x1f)), some);
+    return _mm_or_si128(_mm_or_si128(quote, escape), control);
+}
+
+/* The highest bit of each of 64 bytes. */
+static inline uint64_t json_bits(__m128i a, __m128i b, __m128i c, __m128i d)
+{
+    uint64_t low = (uint64_t)_mm_movemask_epi8(a) | (uint64_t)_mm_movemask_epi8(b) << 16;
+    return low | (uint64_t)_mm_movemask_epi8(c) << 32 | (uint64_t)_mm_movemask_epi8(d) << 48;
+}
+
+/* Goes on in a string, by `width` bytes or to what ends it there: 1 behind its end, -1 where it cannot go on, else 0.
+   marks, high: have a bit for each byte, of those above and of bytes beyond ASCII. */
+static inline __attribute__((always_inline)) int json_string_step(json_t data, ptrdiff_t *at, int width, uint64_t marks, uint64_t high, int *kinds,
+                                   ptrdiff_t *escapes)
+{
+    json_t start = data + *at;
+    *at += width;
+    while (marks) {
+        int place = __builtin_ctzll(marks);
+        if (start[place] == '"') {
+            if (high & ((1ull << place) - 1))
+                *kinds |= JSON_BEYOND_ASCII;
+            *at += place + 1 - width;
+            return 1;
+        }
+        if (start[place] != '\\')
+            return -1;
+        ++*escapes;
+        marks &= ~(3ull << place); /* whatever follows does not end the string */
+        if (place == width - 1)
+            ++*at;
+    }
+    if (high)
+        *kinds |= JSON_BEYOND_ASCII;
+    return 0;
+}
+
+/* As `json_string_step`, by 64 bytes. In most of them there is nothing to look at. */
+static inline int json_string_stride(json_t data, ptrdiff_t *at, int *kinds, ptrdiff_t *escapes)
+{
+    const __m128i *from = (const __m128i *)(data + *at);
+    __m128i a = _mm_loadu_si128(from), b = _mm_loadu_si128(from + 1);
+    __m128i c = _mm_loadu_si128(from + 2), d = _mm_loadu_si128(from + 3);
+    __m128i in_a = json_marks(a), in_b = json_marks(b), in_c = json_marks(c), in_d = json_marks(d);
+    __m128i in_any = _mm_or_si128(_mm_or_si128(in_a, in_b), _mm_or_si128(in_c, in_d));
+    uint64_t marks = 0, high = (uint64_t)_mm_movemask_epi8(_mm_or_si128(_mm_or_si128(a, b), _mm_or_si128(c, d)));
+    if (_mm_movemask_epi8(in_any)) {
+        marks = json_bits(in_a, in_b, in_c, in_d);
+        high = json_bits(a, b, c, d);
+    }
+    return json_string_step(data, at, 64, marks, high, kinds, escapes);
+}
+#endif
+
 /* Behind the quotation mark that ends the string at `at`; -1 where none does, or a control character is inside.
    Counts its escapes, whatever they are. */
 static inline ptrdiff_t json_string_end(json_t data, ptrdiff_t at, ptrdiff_t size, int *kinds, ptrdiff_t *escapes)
 {
 #ifdef __SSE2__
-    const __m128i quote = _mm_set1_epi8('"'), escape = _mm_set1_epi8('\\'), control = _mm_set1_epi8(0x1f);
+    ptrdiff_t start = at;
+    int said = 0;
     while (at + 16 <= size) {
         __m128i some = _mm_loadu_si128((const __m128i *)(data + at));
-        __m128i found = _mm_or_si128(_mm_cmpeq_epi8(some, quote), _mm_cmpeq_epi8(some, escape));
-        unsigned high = (unsigned)_mm_movemask_epi8(some), marks;
-        ptrdiff_t next = at + 16;
-        found = _mm_or_si128(found, _mm_cmpeq_epi8(_mm_min_epu8(some, control), some));
-        for (marks = (unsigned)_mm_movemask_epi8(found); marks;) {
-            int place = __builtin_ctz(marks);
-            if (data[at + place] == '"') {
-                if (high & ((1u << place) - 1))
-                    *kinds |= JSON_BEYOND_ASCII;
-                return at + place + 1;
-            }
-            if (data[at + place] != '\\')
-                return -1;
-            ++*escapes;
-            marks &= ~(3u << place); /* whatever follows does not end the string */
-            if (place == 15)
-                next = at + 17;
-        }
-        if (high)
-            *kinds |= JSON_BEYOND_ASCII;
-        at = next;
+        unsigned marks = (unsigned)_mm_movemask_epi8(json_marks(some)), high = (unsigned)_mm_movemask_epi8(some);
+        said = json_string_step(data, &at, 16, marks, high, kinds, escapes);
+        while (!said && at - start >= 64 && at + 64 <= size) /* many strings are shorter */
+            said = json_string_stride(data, &at, kinds, escapes);
+        if (said)
+            return said > 0 ? at : -1;
     }
 #endif
     while (at < size) {

@@ -181,6 +181,17 @@ def test_what_is_no_text_is_no_plain_message(content: bytes, beside: bytes) -> N
 
 
 @pytest.mark.parametrize(
+    "one", [b'\\"', b"\\\\", b"\\u00e9", "é".encode(), b"\x1f", b"\\", b'"', b"\xff", b"{", b"\\\\" * 70]
+)
+def test_wherever_it_stands_in_a_long_text_nothing_is_overlooked(one: bytes) -> None:
+    for place in range(200):
+        for after in (0, 1, 70, 200):
+            raw = b'[{"role":"user","content":"%b%b%b"}]' % (b"x" * place, one, b"y" * after)
+            expected, told = decoded(raw), found(raw)
+            assert (told and shown(told[0])) == (expected and shown(expected[0])), (place, after)
+
+
+@pytest.mark.parametrize(
     "raw", [b"", b"[", b"[]", b" [ ] ", b"[] x", b"{}", b"null", b"[1]", b"[{}]", b"[{},]", b"[{}}]"]
 )
 def test_what_is_no_list_of_messages_is_told_as_before(raw: bytes) -> None:

@@ -7,6 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "utf8.h"
+
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
@@ -255,35 +257,6 @@ static inline ptrdiff_t json_unescaped(json_t data, ptrdiff_t size, unsigned cha
         default: return -1;
         }
     }
-}
-
-/* As Python and RFC 3629 have it: neither overlong forms nor surrogates, and nothing above U+10FFFF. */
-static inline int utf8_is_valid(json_t data, ptrdiff_t size)
-{
-    ptrdiff_t at = 0;
-    while (at < size) {
-        unsigned char first = data[at], second;
-        ptrdiff_t more;
-        uint64_t eight;
-        if (first < 0x80) {
-            at++;
-            while (at + 8 <= size && (memcpy(&eight, data + at, 8), !(eight & 0x8080808080808080ull)))
-                at += 8;
-            continue;
-        }
-        more = first >= 0xF0 ? 3 : first >= 0xE0 ? 2 : 1;
-        if (first < 0xC2 || first > 0xF4 || at + more >= size)
-            return 0;
-        second = data[at + 1];
-        if ((first == 0xE0 && second < 0xA0) || (first == 0xED && second >= 0xA0))
-            return 0;
-        if ((first == 0xF0 && second < 0x90) || (first == 0xF4 && second >= 0x90))
-            return 0;
-        for (at++; more; more--, at++)
-            if ((data[at] & 0xC0) != 0x80)
-                return 0;
-    }
-    return 1;
 }
 
 #endif

@@ -6,7 +6,7 @@ from .. import plane
 from .body_reader import Body
 from .shared_bytes import LARGE_BYTES, SharedBytes
 
-SHORT_BYTES = 16 * 1024  # of a body that comes in one piece; and so little is copied in no time
+SHORT_BYTES = 16 * 1024  # a body of no more mostly comes in one piece, and is copied in no time
 
 
 class ReceivedBody:

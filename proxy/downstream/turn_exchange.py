@@ -17,7 +17,7 @@ from ..admission.web_pages import Headers
 from ..app.request_body import check_coding, decoded
 from ..bodies.body_memory import BodyRoom
 from ..bodies.body_reader import Body
-from ..bodies.received import ReceivedBody
+from ..bodies.received import SHORT_BYTES, ReceivedBody
 from ..errors import BodyTooLarge, PPDError, RequestError
 from ..openai.request import Endpoint
 from ..openai.stream_relay import broken_off
@@ -164,6 +164,8 @@ class TurnExchange:
         expects = headers.get("expect", "").lower() == "100-continue"
         self._expects_continue = expects and not head.is_old and not received.size
         if self._has_room(max(size, received.size)):
+            if size > SHORT_BYTES and not self._is_whole:
+                received.expect(size)
             self._go_on()
 
     @property
@@ -208,10 +210,7 @@ class TurnExchange:
             return
         if self._is_whole:
             self._start()
-            return
-        assert self._head is not None and self._received is not None, "it is being read"
-        self._received.expect(int(self._head.fields.get("content-length", "0")))
-        if self._expects_continue:
+        elif self._expects_continue:
             self._expects_continue = False
             self._connection.write(response.CONTINUE)
 

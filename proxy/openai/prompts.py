@@ -178,7 +178,8 @@ class PromptReader:
                 ends += sizes
                 roles += by
                 self._newest += said
-                self._cuts.note_units(long_ones)
+                if long_ones:
+                    self._cuts.note_units(long_ones)
                 at, size = at + len(found), sizes[-1]
                 if at == len(messages):
                     break

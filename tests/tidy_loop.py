@@ -23,7 +23,9 @@ class TidyLoop(asyncio.SelectorEventLoop):
     def close(self) -> None:
         if not self.is_closed():
             for transport in list(self._transports.values()):  # type: ignore[attr-defined]
-                transport.abort()
+                # One that was closed with bytes unsent, which then went out, is over, but `abort` does not know it.
+                if transport._loop is not None:
+                    transport.abort()
             for taken in self._taken:
                 taken.close()
             self.run_until_complete(asyncio.sleep(0))

@@ -5,7 +5,8 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.string cimport memcpy
 
 from .http1 cimport RequestParser
-from .poller cimport Receiver, SocketTransport
+from .poller cimport SocketTransport
+from .receiver cimport Receiver
 
 
 cdef class BodyBuffer(Receiver):

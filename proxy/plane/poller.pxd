@@ -1,5 +1,7 @@
 from cpython.buffer cimport Py_buffer
 
+from .receiver cimport Receiver
+
 
 cdef class Poller:
     cdef object _loop
@@ -8,11 +10,6 @@ cdef class Poller:
     cdef char *_buffer     # what was read last, until it is copied
 
     cdef int _open(self) except -1
-
-
-cdef class Receiver:
-    cdef char *room(self, char *usual, Py_ssize_t *size) noexcept
-    cdef int take(self, char *data, Py_ssize_t size) except -1
 
 
 cdef class SocketTransport:

@@ -126,18 +126,6 @@ class LentSocket(sockets.socket):
         self.detach()
 
 
-cdef class Receiver:
-    """Takes what a socket receives in place of its protocol."""
-
-    cdef char *room(self, char *usual, Py_ssize_t *size) noexcept:
-        """Where it is read to, and how much of it at most, which is told and may be changed."""
-        return usual
-
-    cdef int take(self, char *data, Py_ssize_t size) except -1:
-        """It may write into the data."""
-        raise NotImplementedError
-
-
 cdef class SocketTransport:
     """One connected socket: a transport as asyncio's protocols know it."""
 

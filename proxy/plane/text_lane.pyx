@@ -13,7 +13,8 @@ from libc.string cimport memcmp, memcpy
 
 from .http1 cimport AnswerParser, Span
 from .http1 import NotHttp
-from .poller cimport Receiver, SocketTransport
+from .poller cimport SocketTransport
+from .receiver cimport Receiver
 
 cdef extern from "time.h" nogil:
     struct timespec:

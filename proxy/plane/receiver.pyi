@@ -1,0 +1,2 @@
+class Receiver:
+    """For compiled code alone, see receiver.pyx."""

@@ -21,6 +21,7 @@ from ..connectors import (
 )
 from ..errors import AllBusy, AllDown, NoWorkerError
 from ..fleet.order import full_workers, includes, pairing_kinds, without
+from ..fleet.places import UNKNOWN
 from ..fleet.view import Fleet, WorkerView, check_model
 from ..fleet.worker import PairId, Role, WorkerId
 from ..openai.request import Endpoint
@@ -154,13 +155,17 @@ def _stand_ins(
 ) -> Sequence[WorkerView]:
     """The P of these that answer in place of D and R, where all of those are full or down; most operators want none.
 
-    In mode `profiles` the profiles say who answers.
+    In mode `profiles` the profiles say who answers. No P learns how many places it has, so it has as many as the D or R
+    with the most: else each turn would go to the P as soon as others are full.
     """
     if not rules.prefills_answer or rules.mode is Mode.PROFILES:
         return ()
     if any(view.worker.has_sidecar for view in chain(fleet.decodes, fleet.down)):
         return ()
     limit = rules.worker_limit or math.inf
+    places = max((view.places for view in chain(fleet.decodes, fleet.replicas)), default=UNKNOWN)
+    if places != UNKNOWN and places < limit:
+        limit = places
     return [view for view in prefills if _can_do_either(view, excluded, limit)]
 
 

@@ -151,6 +151,27 @@ def test_no_p_stands_in_unless_the_operator_says_so_or_while_another_has_room() 
     assert not has_room(fleet_of((replace(P1, inflight=3), replace(D1, inflight=3))), replace(answers, worker_limit=3))
 
 
+@pytest.mark.parametrize(
+    ("answering", "legs", "has_place"),
+    [
+        ((replace(D1, inflight=16, places=16),), 15, True),
+        ((replace(D1, inflight=16, places=16),), 16, False),  # no more than a D may have
+        ((replace(D1, inflight=16, places=16), replace(R1, inflight=24, places=24)), 16, True),
+        ((replace(D1, inflight=16, places=16, up=False),), 100, True),  # nobody else is there
+    ],
+)
+def test_a_p_that_stands_in_has_as_many_places_as_those_for_whom_it_does(
+    answering: tuple[WorkerView, ...], legs: int, has_place: bool
+) -> None:
+    answers, fleet = replace(rules(), prefills_answer=True), (replace(P1, inflight=legs), *answering)
+    assert has_room(fleet_of(fleet), answers) is has_place
+    if has_place:
+        assert run(LONG, fleet, answers).decode.id == P1.id
+    else:
+        with pytest.raises(AllBusy):
+            run(LONG, fleet, answers)
+
+
 def test_no_p_that_stands_in_lends_itself_to_another() -> None:
     answers = Rules(mode=Mode.SLO, laws=SameLaws(), prefills_answer=True, moves_kv=True)
     decision = run(ON_P1, (crowded(P1), P2, TAKEN), answers)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..replay.past_turns import PastLog
 from .caveats import Caveat, ProfileFit, caveats, fits
 from .contenders import Contender, first_contenders, settings_for
-from .search import Ask, Improvement, Search, Standing
+from .search import REFINED, Ask, Improvement, Search, Standing
 from .trying import Conditions
 
 
@@ -68,6 +68,7 @@ def advise(
         return now() - began_s > share * plan.budget_s
 
     search = Search(ask, plan.modes, plan.rate, is_late)
+    told(f"{', '.join(map(str, contenders[:REFINED]))} are tried first, to see how long it takes")
     search.pilot(contenders)
     about_s = search.seconds(len(contenders), plan.processors)
     about = _duration(min(about_s, plan.budget_s))

@@ -70,6 +70,23 @@ def advised(best: Contender, rate: float = 4.0) -> str:
     return "\n".join(part.plain for part in told(found, known))
 
 
+def test_it_says_that_it_begins_before_anything_is_played() -> None:
+    """On hundreds of GPUs the first fleets take minutes, and only they show how long the rest takes."""
+    known, said = conditions(), list[str]()
+
+    def ask(jobs: Sequence[Job]) -> list[TryOutcome]:
+        said.append("played")
+        return [TryOutcome(figures=AT) if job.at else TryOutcome(rate=1.0, windows=1) for job in jobs]
+
+    plan = Plan(workers=2, modes=("slo", "replica"), rate=1.0, budget_s=60.0, processors=2)
+    advise(log_of(*turns()), known, plan, ask, said.append)
+    assert said[:3] == [
+        "2R slo, 1P_1D slo, 2R replica are tried first, to see how long it takes",
+        "played",
+        "3 fleets and modes; about 0 s on 2 processors",
+    ]
+
+
 def test_all_replicas_are_one_of_the_answers() -> None:
     text = advised(Contender("2R", "replica"))
     assert "Recommended: do not disaggregate: 2R, mode replica. It serves up to 4 " in text

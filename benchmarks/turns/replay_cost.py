@@ -45,10 +45,7 @@ CANDIDATES = CandidatesRecord(
     prefill=["", "", "", "P1", "P1", "P1"],
     ttft_s=[0.05123, 0.4321, 0.4321, 0.2345, 0.2346, 0.2347],
     tpot_s=[0.01234] * 6,
-    terms={
-        name: [0.01234] * 6
-        for name in ("ttft", "tpot", "streams", "batch", "queue", "evicted", "home", "work", "moved")
-    },
+    terms={name: [0.01234] * 6 for name in ("ttft", "tpot", "streams", "batch", "queue", "evicted", "work", "moved")},
 )
 
 

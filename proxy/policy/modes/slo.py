@@ -6,7 +6,6 @@ make them slow, and one that cannot be fast enough anywhere must not either.
 
 from __future__ import annotations
 
-import math
 from hashlib import sha256
 
 import msgspec
@@ -28,7 +27,6 @@ STREAM_LENGTHS = (0.73, 1.68, 3.23)
 long ones are there for longer. The middles of its thirds."""
 RECENT_WEIGHT = 0.3  # of prompts that came lately, where it is known which sessions are likely to return
 EVICTED_WEIGHT = 0.5  # as what is evicted now might have been soon in any case
-HOME_COST = 0.05  # of a session that a P takes in, as long prompts no longer find it free
 GROWTH = 2  # of a session that begins: so many times its first prompt is still to come
 EXPLORED = "explored"  # reason of a way that is not the best
 EXPLORED_COST = 0.05  # expected misses, at most
@@ -68,7 +66,6 @@ class ExpectedMisses:
         self._delayed: dict[int, Delayed] = {}  # by the identity of the work; the ways keep both
         self._lost: dict[str, float] = {}  # by the worker that answers: turns whose KV is evicted there
         self._lost_on_prefill: dict[int, float] = {}  # by the work
-        self._least_lost = math.inf  # of the D and R that were scored so far; those that answer alone come first
 
     def __call__(self, way: Way) -> Terms:
         work, decode, prediction, returns = way.work, way.decode, way.prediction, self._rules.returns
@@ -82,7 +79,6 @@ class ExpectedMisses:
             "batch": slowed.others,
             "queue": delayed.queue,
             "evicted": 0.0 if returns is None else EVICTED_WEIGHT * self._evicted(way, returns),
-            "home": self._home(way),
             "work": WORK_WEIGHT * (ttft_s / usual_s + prediction.tpot_s / self._usual.tpot_s),
             "moved": MOVE_WEIGHT * prediction.transfer_s / usual_s,
         }
@@ -97,8 +93,6 @@ class ExpectedMisses:
                 written += GROWTH * prompt
             lost = self._lost_at(way.decode, written, returns)
             self._lost[decode.worker.address] = lost
-            if decode.role is not _PREFILL and lost < self._least_lost:
-                self._least_lost = lost
         if prefill is None:
             return lost
         on_prefill = self._lost_on_prefill.get(id(way.work))
@@ -106,13 +100,6 @@ class ExpectedMisses:
             on_prefill = self._lost_at(prefill, prompt - way.held(turn), returns)
             self._lost_on_prefill[id(way.work)] = on_prefill
         return lost + on_prefill
-
-    def _home(self, way: Way) -> float:
-        """What a P that takes a session in costs long prompts, less what D and R would lose for that session."""
-        turn, view = self._turn, way.decode.view
-        if view.role is not _PREFILL or 2 * turn.held_by(view) >= turn.prompt_tokens:
-            return 0.0
-        return max(0.0, HOME_COST - self._least_lost)
 
     def _lost_at(self, at: Outlook, written: int, returns: Returns) -> float:
         recomputed = Recomputed(at.laws.costs, self._usual)

@@ -15,11 +15,11 @@ from ppd.proxy.laws.prediction import EngineLaws
 from ppd.proxy.laws.step_time import EngineProfile
 from ppd.proxy.laws.targets import USUAL
 from ppd.proxy.policy import Decision, Rules, Turn, decide
-from ppd.proxy.policy.modes.slo import EVICTED_WEIGHT, HOME_COST
+from ppd.proxy.policy.modes.slo import EVICTED_WEIGHT
 from ppd.proxy.policy.returns import KEPT_S, OLDEST, Recomputed, Returns
 from ppd.proxy.sessions.session import Session
 from ppd.proxy.sessions.table import SessionTable
-from tests.support.decisions import FIRST, fleet_of, held
+from tests.support.decisions import FIRST, fleet_of
 
 MODEL, NOW_S, CAPACITY = "m", 5000.0, 1000
 HERE, THERE, ON_P = WorkerId("here:8000"), WorkerId("there:8000"), WorkerId("p:8000")
@@ -71,11 +71,11 @@ class World:
         slow = EngineProfile(prefill_token_s=1.0)
         return self.returns.lost(worker, MODEL, tokens, now_s, Recomputed(slow, USUAL))
 
-    def decided(self, turn: Turn, *others: WorkerView) -> Decision:
-        """Of two D, and of P that may answer; the D that is there has a stream already."""
+    def decided(self, turn: Turn) -> Decision:
+        """Of two D; the one that is there has a stream already."""
         busier = replace(self.views[THERE], decoding=1, context_tokens=1000, inflight=1)
-        by = Rules(mode=Mode.SLO, laws=SameLaws(), returns=self.returns, prefills_answer=bool(others))
-        views = fleet_of((self.views[HERE], busier, *others), MODEL)
+        by = Rules(mode=Mode.SLO, laws=SameLaws(), returns=self.returns)
+        views = fleet_of((self.views[HERE], busier), MODEL)
         return decide(turn, views, by, qps=1.0, now_s=NOW_S)
 
 
@@ -249,27 +249,3 @@ def test_of_an_engine_that_restarted_nothing_is_awaited() -> None:
     world.restart(HERE)
     world.beliefs.ended(2, [Residency(HERE, "j", 10)], ())
     assert world.back() == 0.0
-
-
-@pytest.mark.parametrize(
-    ("full", "held_tokens", "expected"),
-    [
-        ((), 0, HOME_COST),  # both D have room
-        ((HERE,), 0, HOME_COST),  # one has
-        ((HERE, THERE), 0, 0.0),  # wherever it goes, others lose more
-        ((), 15_000, 0.0),  # it is there already
-        ((), 5_000, HOME_COST),  # too little of it
-    ],
-)
-def test_a_p_takes_a_session_in_as_d_run_out_of_room(
-    full: tuple[WorkerId, ...], held_tokens: int, expected: float
-) -> None:
-    world = World(capacity=100_000)
-    for at, worker in enumerate(full):
-        for number in range(3):
-            world.answered(10 * at + number + 1, NOW_S - 1.0, worker, tokens=30_000)
-    prefill = world.views[ON_P]
-    turn = replace(FIRST, prompt_tokens=20_000, output_tokens=500, held=held(prefill, held_tokens))
-    decision = world.decided(turn, prefill)
-    ways = [one for one in decision.candidates if one.prefill is None]
-    assert {one.decode.id: one.terms["home"] for one in ways} == {HERE: 0.0, THERE: 0.0, ON_P: expected}

@@ -87,8 +87,8 @@ cdef class RequestParser(Parser):
     """Tells `connection` of requests, as they come:
 
     `on_message_begin()`, `on_head()`, `on_body(data)` for each part, or `on_body_in_place(size)` for one that a
-    `BodyBuffer` has, `on_message_complete()`. What the head says stands here during `on_head`. headers: pairs of bytes, names in lower case. fields: the same as text; of a repeated one the
-    first.
+    `BodyBuffer` has, `on_message_complete()`. What the head says stands here during `on_head`. headers: pairs of bytes,
+    names in lower case. fields: the same as text; of a repeated one the first.
     """
 
     def __init__(self, connection):

@@ -133,7 +133,8 @@ class ConnectionLimits:
             self._deadline_s = self._now() + self._patience.head_s
 
     def began(self, request: AtWork) -> None:
-        self.phase, self._deadline_s = ConnectionPhase.BUSY, math.inf
+        # The deadline stays: a connection may have been refused before its request begins.
+        self.phase = ConnectionPhase.BUSY
         self._idle.discard(self)
         self._is_multiplexed = request.is_multiplexed
         self._at_work += (request,)

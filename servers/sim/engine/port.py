@@ -33,8 +33,7 @@ class Listener:
     async def open(self) -> None:
         if self._server is not None:
             return
-        while self._closing is not None:
-            await asyncio.sleep(0)
+        await self.closed()
         self._is_severed = False
         if self._runner.server is None:
             await self._runner.setup()
@@ -61,9 +60,13 @@ class Listener:
 
     async def end(self) -> None:
         self._stop_listening()
+        await self.closed()
+        await self._runner.cleanup()
+
+    async def closed(self) -> None:
+        """After `close` or `sever`: once nobody listens any more, which takes some rounds of the loop."""
         while self._closing is not None:
             await asyncio.sleep(0)
-        await self._runner.cleanup()
 
     @web.middleware
     async def _track(

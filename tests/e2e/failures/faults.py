@@ -124,7 +124,7 @@ def ordered(kind: FaultKind, phase: FaultPhase = FaultPhase.REQUEST, after_event
 async def closed(engine: SimEngine) -> AsyncIterator[None]:
     """Its port is closed, and the connections that the proxy had kept are too."""
     engine.listener.sever()
-    await asyncio.sleep(0.01)  # until the proxy knows
+    await asyncio.gather(engine.listener.closed(), asyncio.sleep(0.01))  # the proxy knows by then
     try:
         yield
     finally:

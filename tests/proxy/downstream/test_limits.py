@@ -8,7 +8,7 @@ import pytest
 from hypercorn.asyncio.tcp_server import TCPServer
 
 from ppd.proxy.downstream.connections import _address_key
-from ppd.proxy.downstream.limits import LEFT_LIMIT, ConnectionLimits, IdleConnections, Patience
+from ppd.proxy.downstream.limits import LEFT_LIMIT, LINGER_S, ConnectionLimits, IdleConnections, Patience
 from tests.support.clock import FakeClock
 
 PATIENCE = Patience(head_s=10.0, idle_s=75.0)
@@ -89,6 +89,19 @@ def test_a_connection_is_closed_when_its_client_is_late(clock: FakeClock, steps:
                 clock.advance(seconds)
                 tested.close_if_overdue()
     assert transport.said == said
+
+
+def test_a_refused_connection_over_tls_ends_though_its_request_begins_late(clock: FakeClock) -> None:
+    """Behind an application it begins in a task, and the parser may have refused the connection by then."""
+    tested, transport = connection(clock)
+    tested.is_tls, request = True, FakeRequest()
+    tested.heard()
+    tested.close_gently(is_read=False)
+    tested.began(request)
+    tested.ended(request, left=False)
+    clock.advance(LINGER_S)
+    tested.close_if_overdue()
+    assert transport.said == "closed"
 
 
 @pytest.mark.parametrize(("heard", "told"), [(True, b"HTTP/1.1 408 Request Timeout\r\n"), (False, b"")])

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.small.decision_cost import SIZES, DecidedTurns, conversation, decision_times_us, parts, play
+from benchmarks.small.decision_cost import SIZES, conversation, parts, play
 from benchmarks.small.proxy_here import bench
-from ppd.proxy.config import Mode
-from ppd.proxy.fleet.places import START
 
 
 async def row(name: str, tools: int) -> Any:
@@ -47,18 +45,6 @@ def test_a_turn_that_ends_again_and_again_stays_the_turn_of_its_session(size: st
     finally:
         stand.proxy.listener.close()
     assert len(stand.proxy.state.sessions) == 1
-
-
-@pytest.mark.parametrize("workers", [(1, 3, 0), (0, 0, 4), (10, 10, 0)])
-def test_fleets_decide_on_first_and_later_turns_with_full_workers(workers: tuple[int, int, int]) -> None:
-    turns = DecidedTurns(Mode.SLO, *workers)
-    times_us = decision_times_us(turns, 200)
-    assert len(times_us) == 200
-    assert min(times_us) > 0
-    later = [turn for turn in turns.sessions if turn.number > 2]
-    assert later
-    assert any(len(turn.held) > 2 for turn in later)
-    assert any(0 < view.places < START for view in turns.registry.views()), "and so it was full now and then"
 
 
 @pytest.mark.parametrize("size", ["2 KB", "130 KB", "600 KB"])

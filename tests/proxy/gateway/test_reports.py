@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -169,51 +170,54 @@ def test_reports_are_told_from_heartbeats() -> None:
     assert not is_report(b"\x82\xa7version\x01\xa4kind\xabturn_report")  # its kind is not first: refused as a heartbeat
 
 
+TwoProcesses = tuple[Pair, list[Gateway]]
+
+
+@pytest.fixture
+async def two() -> AsyncIterator[TwoProcesses]:
+    """Of one picker, which know the same workers."""
+    pair = Pair()
+    try:
+        await pair.join()
+        for one in pair.ones:
+            worker(one.state.registry)
+        yield pair, [Gateway(one, create_app(one)) for one in pair.ones]
+    finally:
+        await pair.hush()
+        pair.close()
+
+
 @pytest.mark.parametrize("decided_by", [0, 1])
-async def test_a_report_reaches_the_process_that_decided_the_turn(decided_by: int) -> None:
-    pair = Pair()
-    try:
-        await pair.join()
-        for one in pair.ones:
-            worker(one.state.registry)
-        gateways = [Gateway(one, create_app(one)) for one in pair.ones]
-        envoy, report = await picked(proxy=pair.ones[decided_by], reports=gateways[decided_by].reports)
-        listened = pair.ones[0].listener.on_report
-        assert listened is not None
-        listened(replace(report, route="REPLICA", prefill=""))
-        listened(replace(report, request_id="nobody's"))
-        pair.ones[1 - decided_by].membership.catch_up()
-        pair.ones[decided_by].membership.catch_up()
-        assert (envoy.receipt.outcome, envoy.receipt.prompt_tokens) == ("completed", 900)
-        results = {one.labels["result"]: one.value for one in gateways[0].reports.gauges()[0].samples}
-        assert results == {"taken": 1.0 - decided_by, "late": 0.0, "unknown": 0.0, "passed_on": 1.0 + decided_by}
-    finally:
-        await pair.hush()
-        pair.close()
+async def test_a_report_reaches_the_process_that_decided_the_turn(two: TwoProcesses, decided_by: int) -> None:
+    pair, gateways = two
+    envoy, report = await picked(proxy=pair.ones[decided_by], reports=gateways[decided_by].reports)
+    listened = pair.ones[0].listener.on_report
+    assert listened is not None
+    listened(replace(report, route="REPLICA", prefill=""))
+    listened(replace(report, request_id="nobody's"))
+    pair.ones[1 - decided_by].membership.catch_up()
+    pair.ones[decided_by].membership.catch_up()
+    assert (envoy.receipt.outcome, envoy.receipt.prompt_tokens) == ("completed", 900)
+    results = {one.labels["result"]: one.value for one in gateways[0].reports.gauges()[0].samples}
+    assert results == {"taken": 1.0 - decided_by, "late": 0.0, "unknown": 0.0, "passed_on": 1.0 + decided_by}
 
 
-async def test_a_report_of_an_id_that_two_processes_know_is_of_the_turn_whose_sidecar_sends_it() -> None:
+async def test_a_report_of_an_id_that_two_processes_know_is_of_the_turn_whose_sidecar_sends_it(
+    two: TwoProcesses,
+) -> None:
     """Clients choose ids. All reports come to the first process here."""
-    pair = Pair()
-    try:
-        await pair.join()
-        for one in pair.ones:
-            worker(one.state.registry)
-        gateways = [Gateway(one, create_app(one)) for one in pair.ones]
-        envoys = [Envoy(gateway._proxy, reports=gateway.reports) for gateway in gateways]
-        for envoy in envoys:
-            await envoy.turn(chat(stream=True), headers={"x-request-id": "same"})
-        listened = pair.ones[0].listener.on_report
-        assert listened is not None
-        report = replace(WHOLE, request_id="same", turn_id=sent_turn_id(envoys[1]), route="REPLICA", prefill="")
-        listened(report)
-        pair.ones[1].membership.catch_up()
-        assert [envoy.receipt.outcome for envoy in envoys] == ["running", "completed"]
-        listened(replace(report, turn_id=sent_turn_id(envoys[0])))
-        assert [envoy.receipt.outcome for envoy in envoys] == ["completed"] * 2
-    finally:
-        await pair.hush()
-        pair.close()
+    pair, gateways = two
+    envoys = [Envoy(gateway._proxy, reports=gateway.reports) for gateway in gateways]
+    for envoy in envoys:
+        await envoy.turn(chat(stream=True), headers={"x-request-id": "same"})
+    listened = pair.ones[0].listener.on_report
+    assert listened is not None
+    report = replace(WHOLE, request_id="same", turn_id=sent_turn_id(envoys[1]), route="REPLICA", prefill="")
+    listened(report)
+    pair.ones[1].membership.catch_up()
+    assert [envoy.receipt.outcome for envoy in envoys] == ["running", "completed"]
+    listened(replace(report, turn_id=sent_turn_id(envoys[0])))
+    assert [envoy.receipt.outcome for envoy in envoys] == ["completed"] * 2
 
 
 async def test_of_turns_that_share_an_id_each_has_its_own_report() -> None:

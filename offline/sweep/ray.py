@@ -17,6 +17,7 @@ from ..experiment.run import Run
 from .backend import BackendPlan, Executor, Survey
 
 CONNECT_S = 5.0
+PORT_LIMIT = 65535
 
 
 class Ray:
@@ -59,11 +60,12 @@ def _check_reachable(address: str) -> None:
     if address in ("auto", "local"):
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdecimal():
-        raise _no_cluster(address, "an address is host:port")
+    # The C library would take a port above 65535 modulo 65536, where somebody else may listen.
+    if not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) <= PORT_LIMIT:
+        raise _no_cluster(address, f"an address is host:port, with a port from 1 to {PORT_LIMIT}")
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
-    except (OSError, OverflowError) as exc:
+    except OSError as exc:
         raise _no_cluster(address, str(exc)) from exc
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -151,7 +152,14 @@ def test_a_process_ends_with_the_one_that_asked_for_it(tmp_path: Path) -> None:
     assert not process.exists()
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "ray://127.0.0.1:99999"])
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "ray://127.0.0.1:99999", "127.0.0.1:0"])
 def test_a_cluster_that_is_not_there_is_told_at_once(address: str) -> None:
     with pytest.raises(ConfigError, match=r"must be a cluster's address, auto or local"):
         Ray(address)
+
+
+def test_a_port_above_65535_is_not_the_port_it_is_modulo_65536() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        port = somebody.getsockname()[1] + 65536
+        with pytest.raises(ConfigError, match="with a port from 1 to 65535"):
+            Ray(f"127.0.0.1:{port}")

@@ -66,6 +66,7 @@ class Site:
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     edge: Edge | None = None
     ahead_s: float = 0.0
+    read_bytes: int = 0  # from all clients
 
     def now(self) -> float:
         """The connections' clock: the loop's, and what `advance` added."""
@@ -132,6 +133,26 @@ class Site:
             while not holds():
                 await asyncio.sleep(0.002)
 
+    async def until_read(self, size: int) -> None:
+        """So many bytes have been read, from all clients: what is written from here on comes in another read."""
+        await self.until(lambda: self.read_bytes >= size)
+
+
+class CountedConnection(ClientConnection):
+    """Tells its site of each read, whether the bytes came to the connection or to where they belong."""
+
+    def __init__(self, server: Http1Server, site: Site) -> None:
+        super().__init__(server, site, "a")
+        self._site = site
+
+    def data_received(self, data: bytes) -> None:
+        self._site.read_bytes += len(data)
+        super().data_received(data)
+
+    def on_body_in_place(self, size: int) -> None:
+        self._site.read_bytes += size
+        super().on_body_in_place(size)
+
 
 _is_polled: ContextVar[bool] = ContextVar("_is_polled", default=False)
 
@@ -174,7 +195,7 @@ async def site(*, patience: Patience | None = None, waits: bool = False, **setti
     listening = socket.create_server(("127.0.0.1", 0))
     listening.setblocking(False)
     made.port = listening.getsockname()[1]
-    accepting = asyncio.create_task(_accept(listening, lambda: ClientConnection(http1, made, "a")))
+    accepting = asyncio.create_task(_accept(listening, lambda: CountedConnection(http1, made)))
     watching = asyncio.create_task(_watch(made))
     try:
         yield made
@@ -228,11 +249,12 @@ async def connected(site: Site) -> AsyncIterator[tuple[asyncio.StreamReader, asy
 
 
 async def heard(site: Site, *parts: bytes) -> tuple[bytes, bool]:
-    """All that comes until the connection ends or falls silent, and whether it ended."""
+    """All that comes until the connection ends or falls silent, and whether it ended. Each part is read by itself."""
     async with connected(site) as (reader, writer):
         for part in parts:
+            due_bytes = site.read_bytes + len(part)
             writer.write(part)
-            await asyncio.sleep(0.01 if len(parts) > 1 else 0)
+            await site.until_read(due_bytes)
         data = b""
         try:
             while part := await _read_or_silence(reader):

@@ -75,7 +75,7 @@ async def test_a_client_that_leaves_is_noticed_also_while_it_is_not_read() -> No
             writer.write(turn(b"{0}") + GET)
             await at.until(lambda: at.asked != [])
             writer.write(GET)
-            await asyncio.sleep(0.02)
+            await at.until_read(len(turn(b"{0}") + GET + GET))
         await at.until(lambda: at.cancelled == 1)
         assert at.asked == [b"{0}"]
 
@@ -102,13 +102,14 @@ async def test_a_client_that_leaves_leaves_nothing_behind(moment: str, half: boo
         stream = at.replies[b"{}"] = Pieces(EVENT)
         async with connected(at) as (reader, writer):
             sends = {"head": TURN, "body": turn(b"{}")[:-1], "streaming ahead": turn() + turn(b"{1}")}
-            writer.write(sends.get(moment, turn()))
+            sent = sends.get(moment, turn())
+            writer.write(sent)
             if moment.startswith("streaming"):
                 await reader.readuntil(EVENT)
             elif moment == "asking":
                 await at.until(lambda: at.asked != [])
             else:
-                await asyncio.sleep(0.02)
+                await at.until_read(len(sent))
             if half:
                 writer.write_eof()
                 await at.until(lambda: not at.open)
@@ -135,9 +136,10 @@ async def test_a_drain_cuts_what_is_under_way(moment: str, ends: bytes) -> None:
             writer.write(turn(b"{}")[: -1 if moment == "body" else None])
             if moment in ("streaming", "within an event"):
                 await reader.readuntil(b"data: {")
+            elif moment == "asking":
+                await at.until(lambda: at.asked != [])
             else:
                 await at.until(lambda: len(under_way(at)) == 1)
-                await asyncio.sleep(0.02)
             assert at.edge is not None
             await at.edge.requests.drained(0.01)
             rest = b""

@@ -368,7 +368,7 @@ def work(member, alive):
 """
     with supervised(tmp_path, work) as one:
         one.ready(1)
-        waited(lambda: len(children(one.process.pid)) == 1)
+        waited(lambda: "process 1 of the proxy ended (1) and is started again" in (tmp_path / "err").read_text())
         one.process.terminate()
         assert one.ends() == 0
         assert len(one.pids("ready")) == 1

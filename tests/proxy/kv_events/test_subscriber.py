@@ -19,6 +19,7 @@ from ppd.proxy.kv_events.replay import set_options
 from ppd.proxy.kv_events.subscription import Publisher, Subscription
 from ppd.proxy.runtime.tasks import Throttle
 from ppd.proxy.telemetry.metrics import Metrics
+from ppd.servers.fleet.ports import free_ports
 from ppd.servers.sim.core.block_pool import AllBlocksCleared, BlockStored, CacheEvent, Namespace
 from ppd.servers.sim.core.fault_orders import BatchFate
 from ppd.servers.sim.engine.kv_events import KvEventPublisher
@@ -281,8 +282,7 @@ async def test_a_port_that_is_taken_is_an_error() -> None:
 
 
 def free_endpoint() -> str:
-    with zmq.Context() as context, context.socket(zmq.PUB) as socket:
-        return f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
+    return f"tcp://127.0.0.1:{free_ports(1)[0]}"
 
 
 async def subscribed(lab: Lab, publisher: KvEventPublisher) -> None:

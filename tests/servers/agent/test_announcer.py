@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,6 +14,7 @@ import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 
 from ppd.servers.agent.announcer import Announcer, Link, Trouble
+from ppd.servers.fleet.ports import free_ports
 
 pytestmark = pytest.mark.e2e  # processes and sockets, for which it waits
 
@@ -51,10 +51,7 @@ Opened = Callable[[zmq.asyncio.Context, AsyncExitStack], Awaitable[int]]
 
 
 async def nobody(_: zmq.asyncio.Context, __: AsyncExitStack) -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+    return free_ports(1)[0]
 
 
 def router(context: zmq.asyncio.Context, stack: AsyncExitStack, *, keys: bool) -> int:

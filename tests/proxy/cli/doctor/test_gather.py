@@ -14,6 +14,7 @@ from ppd.proxy.cli.doctor.values import ConfigFact, EngineCounts, Facts, WorkerF
 from ppd.proxy.fleet.engine_metrics import EngineMetrics
 from ppd.proxy.fleet.worker import Load, Role, Worker
 from ppd.proxy.health.probe import EngineStatus
+from ppd.servers.fleet.ports import free_ports
 
 BY_SOURCE = {"local_compute": 5.0, "local_cache_hit": 4.0, "external_kv_transfer": 3.0}
 OLD = {"vllm:prefix_cache_hits_total": 7.0, "vllm:external_prefix_cache_hits_total": 8.0}
@@ -132,8 +133,7 @@ async def test_nothing_of_a_key_is_kept(tmp_path: Path) -> None:
 
 
 async def test_a_proxy_that_is_not_there_is_a_fact() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
+    (port,) = free_ports(1)
     async with aiohttp.ClientSession() as session:
         client = ProxyClient(session, f"http://user:s3cret@127.0.0.1:{port}", admin_key="", client_key="")
         facts = await facts_of_proxy(session, client)

@@ -8,7 +8,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
-from aiohttp.test_utils import TestServer, unused_port
+from aiohttp.test_utils import TestServer
+
+from ppd.servers.fleet.ports import free_ports
 
 EVENTS = "text/event-stream"
 DONE = "[DONE]"
@@ -46,7 +48,7 @@ class ScriptedEngine:
 @asynccontextmanager
 async def nobody() -> AsyncIterator[str]:
     """The address of an engine that is gone."""
-    yield f"127.0.0.1:{unused_port()}"
+    yield f"127.0.0.1:{free_ports(1)[0]}"
 
 
 def read_headers(message: Any) -> dict[str, str]:

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from aiohttp.test_utils import unused_port
+from ppd.servers.fleet.ports import free_ports
 
 from .exchange import LIMIT_S, play
 from .scripts import SCRIPTS
@@ -29,7 +29,7 @@ async def record(binary: Path, name: str) -> None:
 
     @asynccontextmanager
     async def sidecar(engine: str, _: Mapping[str, str]) -> AsyncIterator[str]:
-        port = unused_port()
+        (port,) = free_ports(1)
         argv = (PLAIN, f"--port={port}", f"--model-server-port={engine.rpartition(':')[2]}", *script.flags)
         process = await asyncio.create_subprocess_exec(binary, *argv, stderr=asyncio.subprocess.DEVNULL)
         try:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import pytest
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
@@ -21,6 +23,17 @@ from ppd.proxy.kv_events.engine_caches import EngineCaches
 from ppd.proxy.kv_events.subscriber import EventSubscriber
 from ppd.proxy.runtime.tasks import Background
 from ppd.proxy.telemetry.metrics import Metrics
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="there is no ::1 here, as in many containers")
 
 
 def heartbeat(address: str, role: str = "D", **changes: Any) -> bytes:

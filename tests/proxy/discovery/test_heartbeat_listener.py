@@ -23,6 +23,7 @@ from ppd.proxy.runtime.tasks import SLICE_S
 from ppd.proxy.telemetry.metrics import Metrics
 from ppd.servers.agent.announcer import Announcer
 from ppd.servers.fleet.ports import free_ports
+from tests.support.announcements import needs_ipv6
 from tests.support.clock import FakeClock
 
 
@@ -128,6 +129,7 @@ def test_coordinates_that_would_break_a_head_are_dropped_and_counted(bench: Benc
     assert (bench.counted("dropped"), bench.counted("taken")) == (2, 1)
 
 
+@needs_ipv6
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
 async def test_an_agent_announces_its_worker_over_ipv6(host: str, clock: FakeClock) -> None:
     (port,) = free_ports(1)
@@ -192,11 +194,11 @@ V4, OTHER_V4, V6 = "127.0.0.1", "127.0.0.2", "::1"
         ("127.0.0.1", ("10.0.0.0/8",), V4, False),
         ("127.0.0.1", ("fd00::/8",), V4, False),
         ("127.0.0.1", ("fd00::/8", "127.0.0.1"), V4, True),
-        ("::1", ("fd00::/8", "::1"), V6, True),
-        ("::1", ("fd00::/8", "10.0.0.0/8"), V6, False),
+        pytest.param("::1", ("fd00::/8", "::1"), V6, True, marks=needs_ipv6),
+        pytest.param("::1", ("fd00::/8", "10.0.0.0/8"), V6, False, marks=needs_ipv6),
         ("::", ("127.0.0.0/8",), OTHER_V4, True),
         ("::", ("127.0.0.1/32",), OTHER_V4, False),
-        ("::", ("127.0.0.0/8",), V6, False),
+        pytest.param("::", ("127.0.0.0/8",), V6, False, marks=needs_ipv6),
     ],
 )
 async def test_who_is_not_in_heartbeat_allow_cannot_even_begin_to_send(

@@ -23,7 +23,7 @@ from ppd.servers.fleet.ports import free_ports
 from ppd.servers.sim.core.block_pool import AllBlocksCleared, BlockStored, CacheEvent, Namespace
 from ppd.servers.sim.core.fault_orders import BatchFate
 from ppd.servers.sim.engine.kv_events import KvEventPublisher
-from tests.support.announcements import HISTORY, D, Lab, OwnHosts, subscribing
+from tests.support.announcements import HISTORY, D, Lab, OwnHosts, needs_ipv6, subscribing
 
 ANY = "tcp://127.0.0.1:*"
 ANY_IPV6 = "tcp://[::1]:*"
@@ -82,6 +82,7 @@ async def test_what_an_engine_has_published_before_is_replayed() -> None:
             assert not lab.caches
 
 
+@needs_ipv6
 async def test_an_engine_on_an_ipv6_host_is_heard() -> None:
     with publishing(ANY_IPV6, replay=ANY_IPV6) as publisher:
         publish(publisher, 0, 1)

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 import aiohttp
@@ -19,14 +20,26 @@ from click.testing import CliRunner
 from ppd.proxy.fleet.worker import Role
 from ppd.servers.cli.main import main
 from ppd.servers.fleet.fleet import FleetSpec, LocalFleet
-from ppd.servers.fleet.ports import free_ports
+from ppd.servers.fleet.ports import FIRST_PORT, FIRST_SIDECAR, free_ports, is_free
 from ppd.servers.fleet.prepare import Prepared
 from ppd.servers.fleet.process import EngineFailed
 from tests.e2e.encoders.test_encoders import picture
 
+FIRST_ENVOY = 8900  # without an offset, as those of a fleet's workers
+
+
+def own_offset() -> int:
+    """To ports that neither `free_ports` nor the kernel gives to anybody, beyond those where fleets look for free ones.
+
+    One of a hundred: another run of the tests on this machine, whose fleets start meanwhile, has another.
+    """
+    offsets = [thousands + tens for thousands in range(2_000, 12_000, 1_000) for tens in range(0, 100, 10)]
+    ports = {first + place for first in (*FIRST_PORT.values(), FIRST_SIDECAR, FIRST_ENVOY) for place in range(3)}
+    return next(one for one in SystemRandom().sample(offsets, 100) if all(is_free(port + one) for port in ports))
+
+
 PORT, HEARTBEATS = free_ports(2)
-# Each process that runs tests has its own: no fleet that looks for free ports comes so far, nor does the kernel.
-OFFSET = 21_000 + 1_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+OFFSET = own_offset()
 FLAGS = ("--port", str(PORT), "--heartbeat-port", str(HEARTBEATS), "--port-offset", str(OFFSET))
 
 
@@ -44,12 +57,6 @@ async def start(*argv: str, cwd: Path) -> asyncio.subprocess.Process:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-
-
-def is_free(port: int) -> bool:
-    with socket.socket() as attempt:
-        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        return attempt.connect_ex(("127.0.0.1", port)) != 0
 
 
 async def test_the_demo_plays_three_turns_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -233,7 +240,7 @@ async def test_up_serves_until_it_is_told_to_stop(
 
 
 async def test_up_behind_envoy_splits_stays_and_ends_whole(tmp_path: Path) -> None:
-    port = 8900 + OFFSET
+    port = FIRST_ENVOY + OFFSET
     flags = ("--gateway", "envoy", "--admin-key", "operator", *FLAGS, "--port", str(port))
     process = await start("up", "-P", "1", "-D", "1", "-R", "0", *flags, cwd=tmp_path)
     assert process.stdout is not None

@@ -102,7 +102,7 @@ async def test_a_proxy_that_was_stopped_makes_no_text_wrong(tmp_path: Path) -> N
         workers = static_workers([("P1", p.address), ("D1", d.address)])
         flags = ("--mode", "always_split", "--handoff-max-age-s", f"{AGE_S}", "--canary-interval-s", "0")
         proxy = await stack.enter_async_context(serving(tmp_path, workers, 1, *flags))
-        p.faults = held_up(0.1, times=4)
+        p.faults = held_up(1.0, times=4)
         asking = [asyncio.create_task(text_of(proxy.session, proxy.base_url, number)) for number in range(4)]
         await until(lambda: len(p.handoffs) == 4)
         os.kill(proxy.process.pid, signal.SIGSTOP)

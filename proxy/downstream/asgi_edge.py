@@ -257,7 +257,7 @@ class Edge:
     async def _room_error(self, exchange: GuardedExchange) -> PPDError | None:
         """Waits for room for the request's body; the error if it gets none."""
         length = next((value for name, value in exchange.scope["headers"] if name.lower() == b"content-length"), b"0")
-        size = int(length) if length.isdigit() else 0
+        size = int(length[-20:]) if length.isdigit() else 0
         if not 0 < size <= self._config.body_limit_bytes:  # the application refuses what is too large
             return None
         try:

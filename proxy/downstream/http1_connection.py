@@ -130,6 +130,8 @@ class ClientConnection(asyncio.Protocol):
     def finished(self, *, keeps_alive: bool) -> None:
         if self._incoming is self._current:
             self._stop_body_timer()
+        if self._is_held_back and self._incoming in (None, self._current):  # its exchange may have taken nothing
+            self.read_on()
         self._current = None
         self._is_ending = self._is_ending or not keeps_alive
         self._advance()
@@ -355,9 +357,11 @@ class ClientConnection(asyncio.Protocol):
         if not target.startswith(b"/"):
             target, headers, fields = origin_form(target, headers, fields)
         keeps_alive, read_bytes = parser.keeps_alive, self._unclear_bytes
-        head = RequestHead(method, target, headers, fields, version, version == OLD, keeps_alive, read_bytes)
+        # The parser has let it pass, so its last 20 digits count; `int` takes no more than 4,300, be they zeros.
+        size = 0 if "transfer-encoding" in fields else int(fields.get("content-length", "0")[-20:])
+        head = RequestHead(method, target, headers, fields, version, version == OLD, keeps_alive, read_bytes, size)
         self._unclear_bytes = 0
-        self._body_left_bytes = 0 if "transfer-encoding" in fields else int(fields.get("content-length", "0"))
+        self._body_left_bytes = size
         self._incoming = self._server.exchange(self, head)
         self._queue(self._incoming)
 

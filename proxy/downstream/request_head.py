@@ -29,6 +29,7 @@ class RequestHead(msgspec.Struct):
     is_old: bool  # HTTP/1.0, which has no chunks
     keeps_alive: bool
     read_bytes: int  # size of the reads it came in, maybe with part of the body
+    body_bytes: int  # as its Content-Length tells; 0 without one
 
 
 def not_supported(version: str) -> RequestError:

@@ -157,7 +157,7 @@ class TurnExchange:
             return
         if self.record is not None:
             self.record.receipt = self._caller.receipt
-        size = int(headers.get("content-length", "0"))
+        size = head.body_bytes
         if size > self._site.body_limit_bytes:
             self.refuse(self._too_large())
             return

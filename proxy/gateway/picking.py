@@ -129,7 +129,7 @@ class PickerCall:
                 self._access.receipt = caller.receipt
             check_coding(headers.get("content-encoding", ""))
             size = headers.get("content-length", "")
-            if size.isdecimal() and int(size) > self._proxy.settings.config.body_limit_bytes:
+            if size.isdecimal() and int(size[-20:]) > self._proxy.settings.config.body_limit_bytes:
                 raise self._too_large()
         except PPDError as exc:
             self._refuse(exc)

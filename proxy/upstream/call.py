@@ -240,7 +240,7 @@ class Answer:
 
     async def parts(self, limit_bytes: int = ANSWER_LIMIT_BYTES) -> AsyncGenerator[bytes, None]:
         """The body as it comes; LegError for one that is longer, or takes too long."""
-        size, by_s = int(self._headers.get(b"content-length", b"0")), self.whole_by_s  # size: at least
+        size, by_s = int(self._headers.get(b"content-length", b"0")[-20:]), self.whole_by_s  # size: at least
         got = 0
         while max(size, got) <= limit_bytes:
             data = await self.chunk(by_s=by_s)

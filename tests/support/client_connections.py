@@ -103,7 +103,9 @@ class Site:
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         body = b""
-        while True:
+        if scope["path"] == "/unread":
+            await self.may_answer.wait()
+        while scope["path"] != "/unread":
             event = await receive()
             body += event.get("body", b"")
             if not event.get("more_body", False):
@@ -179,12 +181,14 @@ def on_both_planes(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[.
 
 
 @asynccontextmanager
-async def site(*, patience: Patience | None = None, waits: bool = False, **settings: Any) -> AsyncIterator[Site]:
+async def site(
+    *, patience: Patience | None = None, waits: bool = False, room_wait_s: float = 10.0, **settings: Any
+) -> AsyncIterator[Site]:
     """Nothing may have failed unseen: neither in a callback nor in the log of the data path."""
     config = ProxyConfig(**settings)
     made = Site()
     made.patience = patience or made.patience
-    made.edge = edge = Edge(cast(Any, made.app), config, Drain(), BodyMemory(1 << 30, 10.0))
+    made.edge = edge = Edge(cast(Any, made.app), config, Drain(), BodyMemory(1 << 30, room_wait_s))
     if not waits:
         made.may_answer.set()
     loop = asyncio.get_running_loop()

@@ -66,6 +66,30 @@ async def test_an_offer_of_http2_with_a_body_is_one_request(before: bytes, cut: 
         assert [a.body for a in read_answers(got)] == [b"/a"] * (before == GET) + [b"[%b]" % hidden]
 
 
+@pytest.mark.parametrize(
+    ("size", "status"),
+    [
+        (b"2", 200),
+        (b"0" * 5000 + b"2", 200),  # `int` alone takes no more than 4,300 digits
+        (b"%d" % (2**63 - 1), 413),
+        (b"%d" % (2**64 - 1), 413),
+        (b"%d" % 2**64, 400),
+        (b"9" * 5000, 400),
+        (b"+2", 400),
+        (b"-2", 400),
+        (b"2,2", 400),
+        (b"", 400),
+    ],
+)
+@on_both_planes
+async def test_a_size_is_any_digits_and_nothing_else(size: bytes, status: int) -> None:
+    async with site() as at:
+        got, is_closed = await heard(at, TURN + b"Content-Length: %b\r\n\r\n{}" % size + GET)
+        assert (statuses(got), is_closed) == ([200, 200] if status == 200 else [status], status != 200)
+        got, is_closed = await heard(at, b"POST /a HTTP/1.1\r\nHost: p\r\nContent-Length: %b\r\n\r\n{}" % size)
+        assert statuses(got) == [status] or (status == 413 and not got and not is_closed)  # the application reads on
+
+
 @on_both_planes
 async def test_a_tunnel_is_refused_and_what_follows_is_no_request() -> None:
     async with site() as at:

@@ -112,3 +112,31 @@ async def test_room_that_comes_late_is_waited_for() -> None:
             other.free()
             await reader.readuntil(sent + b"]")
         assert at.asked == [sent]
+
+
+@on_both_planes
+async def test_who_gets_no_room_for_a_whole_body_may_ask_again() -> None:
+    async with site(room_wait_s=0.02) as at:
+        assert at.edge is not None
+        at.edge.body_memory.limit_bytes = 400_000
+        other = at.edge.body_memory.room()
+        assert other.want(400_000, lambda: None, lambda _: None)
+        async with connected(at) as (reader, writer):
+            writer.write(turn(body(12_000)))
+            await reader.readuntil(b"body_memory")
+            other.free()
+            writer.write(turn(b"{1}"))
+            await reader.readuntil(b"[{1}]")
+        assert at.asked == [b"{1}"]
+
+
+@on_both_planes
+async def test_a_body_that_the_application_leaves_unread_keeps_no_other_request_from_it() -> None:
+    sent = b"POST /unread HTTP/1.1\r\nHost: p\r\nContent-Length: 100000\r\n\r\n" + body(100_000)
+    async with site(waits=True) as at, connected(at) as (reader, writer):
+        writer.write(sent)
+        await asyncio.sleep(0.05)
+        at.may_answer.set()
+        await reader.readuntil(b"/unread")
+        writer.write(GET)
+        await reader.readuntil(b"/a")

@@ -227,6 +227,7 @@ async def test_workers_get_another_body_where_they_must(
         (chat(user="x" * 3000), {}, 413),
         (chat(), {"content-length": "999999"}, 413),
         (b"", {"content-length": "many"}, 400),
+        (b"", {"content-length": "0" * 5000}, 400),
     ],
 )
 async def test_refusals_are_the_proxys_own(sent: bytes, headers: dict[str, str], status: int) -> None:

@@ -33,6 +33,11 @@ async def test_a_whole_answer(upstream: Upstream) -> None:
         assert call.phase is Phase.HEADERS
 
 
+async def test_any_zeros_may_be_before_the_size_of_an_answer(upstream: Upstream) -> None:
+    async with server(says(b"HTTP/1.1 200 OK\r\nContent-Length: %b2\r\n\r\n" % (b"0" * 5000), b"hi")) as target:
+        assert await read(upstream, Call(target)) == b"hi"
+
+
 CHUNK = b"2\r\nhi\r\n"
 ENDLESS = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (ANSWER_LIMIT_BYTES + 1)
 FAILURES = {

@@ -278,6 +278,9 @@ class ClientConnection(asyncio.Protocol):
                     self._read_on()
                 else:
                     break
+        except Exception:  # of the code behind it, whose failure is told to whoever has called
+            self.abort()
+            raise
         finally:
             self._is_advancing = False
 

@@ -86,6 +86,8 @@ class Site:
     def caller(self, endpoint: object, headers: dict[str, str]) -> object:
         if headers.get("authorization") == "bad":
             raise Unauthorized("no such key")
+        if headers.get("authorization") == "defect":
+            raise RuntimeError("a defect")
         return headers
 
     async def answer(self, caller: object, body: bytes) -> TurnReply:

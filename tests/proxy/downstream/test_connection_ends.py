@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import tracemalloc
 from collections.abc import Callable, Iterator
 
@@ -256,3 +257,19 @@ async def test_requests_sent_ahead_take_little_memory(traced: Callable[[], int])
         writer.write(GET * 9000)  # one read's
         await asyncio.sleep(0.1)
         assert tracemalloc.get_traced_memory()[0] - before < 4_000_000
+
+
+@pytest.mark.parametrize("before", [b"", GET, turn(b"{0}")])
+@on_both_planes
+async def test_a_defect_as_a_request_begins_ends_its_connection_whoever_was_answered_before(before: bytes) -> None:
+    async with site(waits=True) as at:
+        async with connected(at) as (reader, writer):
+            writer.write(before + turn(b"{1}", b"Authorization: defect\r\n"))
+            await asyncio.sleep(0.02)
+            at.may_answer.set()
+            with contextlib.suppress(ConnectionResetError):
+                await reader.read()
+        await at.until(lambda: not at.open)
+        gc.collect()  # of a task that failed
+        assert at.failures and not under_way(at)
+        at.failures.clear()

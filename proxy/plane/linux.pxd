@@ -2,7 +2,7 @@
 
 from cpython.buffer cimport Py_buffer
 from libc.errno cimport EAGAIN, EINTR, errno
-from libc.string cimport memset
+from libc.string cimport memset, strerror
 
 cdef extern from "sys/epoll.h" nogil:
     ctypedef union epoll_data_t:
@@ -65,3 +65,7 @@ cdef inline Py_ssize_t send_parts(int fd, const Py_buffer *views, int count) noe
     if sent < 0 and errno != EAGAIN and errno != EINTR:
         return -errno
     return max(sent, 0)
+
+
+cdef inline object os_error(int number):
+    return OSError(number, strerror(number).decode())

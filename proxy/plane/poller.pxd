@@ -37,4 +37,4 @@ cdef class SocketTransport:
     cdef int _lose(self, exc) except -1
     cdef int _let_go(self) except -2
     cdef int _tell(self, str name) except -1
-    cdef int _report(self, exc) except -1
+    cdef int _report(self, exc, bint ends) except -1

@@ -10,7 +10,6 @@ Towards protocols a `SocketTransport` is a transport of asyncio: it calls `conne
 
 import asyncio
 import contextvars
-import os
 import socket as sockets
 from collections import deque
 from contextlib import suppress
@@ -22,7 +21,7 @@ from libc.stdlib cimport free, malloc
 
 from .linux cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, MSG_NOSIGNAL,
-    PARTS, SHUT_WR, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, recv, send, send_parts, shutdown,
+    PARTS, SHUT_WR, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, os_error, recv, send, send_parts, shutdown,
 )
 
 cdef enum:
@@ -62,17 +61,16 @@ cdef class Poller:
         socket.setblocking(False)
         if socket.proto == sockets.IPPROTO_TCP or socket.family != sockets.AF_UNIX:
             socket.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_NODELAY, 1)
-        while len(self._transports) <= fd:
-            self._transports.append(None)
+        self._transports.extend([None] * (fd + 1 - len(self._transports)))
         if self._transports[fd] is not None:
-            raise _os_error(EEXIST)
+            raise os_error(EEXIST)
         transport = SocketTransport.__new__(SocketTransport)
         transport._poller, transport._socket, transport._protocol = self, socket, protocol
         transport._fd, transport._reads = fd, True
         error = transport._ask(EPOLLIN)
         if error:
             transport._fd = -1
-            raise _os_error(error)
+            raise os_error(error)
         self._transports[fd] = transport
         try:
             protocol.connection_made(transport)
@@ -98,7 +96,7 @@ cdef class Poller:
         self._loop = asyncio.get_running_loop()
         self._epoll = epoll_create1(EPOLL_CLOEXEC)
         if self._epoll < 0:
-            raise _os_error(errno)
+            raise os_error(errno)
         try:
             # Not in the context of who happens to be the first: all protocols would be called in that.
             contextvars.Context().run(self._loop.add_reader, self._epoll, self._pump)
@@ -115,8 +113,13 @@ cdef class Poller:
             # A socket that an earlier event closed is gone. If its number is another's already, reading that finds
             # nothing: what an event says is only a reason to look.
             found = self._transports[events[at].data.fd]
-            if found is not None:
-                (<SocketTransport>found)._serve(events[at].events)
+            try:
+                if found is not None:
+                    (<SocketTransport>found)._serve(events[at].events)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as exc:  # of its protocol; or no memory was left, and bytes are lost, or sent again
+                (<SocketTransport>found)._report(exc, True)
 
 
 class LentSocket(sockets.socket):
@@ -233,9 +236,12 @@ cdef class SocketTransport:
                 count += 1
             if not self._unsent_bytes:
                 sent = send_parts(self._fd, views, count)
-            for at in range(count if sent >= 0 else 0):
-                self._keep(parts[at], &views[at], sent)
-                sent = max(0, sent - views[at].len)
+            try:
+                for at in range(count if sent >= 0 else 0):
+                    self._keep(parts[at], &views[at], sent)
+                    sent = max(0, sent - views[at].len)
+            except MemoryError as exc:  # nothing may follow what was sent
+                return self._report(exc, True)
         finally:
             for at in range(count):
                 PyBuffer_Release(&views[at])
@@ -315,23 +321,15 @@ cdef class SocketTransport:
         if size < 0:
             return 0 if errno == EAGAIN or errno == EINTR else self._fail(errno)
         self._has_more = size == most
-        try:
-            if size:
-                if receiver is not None:
-                    receiver.take(to, size)
-                else:
-                    self._protocol.data_received(PyBytes_FromStringAndSize(to, size))
-                return 0
+        if not size:
             self._is_at_end, self._reads = True, False
             self._watch()
-            keeps_open = self._protocol.eof_received()
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as exc:
-            self._report(exc)
-            return self._lose(exc)
-        if not keeps_open:
-            self.close()
+            if not self._protocol.eof_received():
+                self.close()
+        elif receiver is not None:
+            receiver.take(to, size)
+        else:
+            self._protocol.data_received(PyBytes_FromStringAndSize(to, size))
         return 0
 
     cdef int _watch(self) except -1:
@@ -354,7 +352,7 @@ cdef class SocketTransport:
     # -- the end
 
     cdef int _fail(self, int error) except -1:
-        return self._lose(_os_error(error))
+        return self._lose(os_error(error))
 
     cdef int _lose(self, exc) except -1:
         """Closes the socket at once, and tells the protocol later, as it may just be writing."""
@@ -387,14 +385,13 @@ cdef class SocketTransport:
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:
-            self._report(exc)
+            self._report(exc, False)
         return 0
 
-    cdef int _report(self, exc) except -1:
+    cdef int _report(self, exc, bint ends) except -1:
+        """ends: the connection, at once."""
+        if ends:
+            self._lose(exc)
         told = {"message": "a protocol failed", "exception": exc, "transport": self, "protocol": self._protocol}
         self._poller._loop.call_exception_handler(told)
         return 0
-
-
-cdef object _os_error(int number):
-    return OSError(number, os.strerror(number))

@@ -13,6 +13,7 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -29,7 +30,7 @@ LIMITS = {"SPLIT": 519, "LOCAL": 334}
 """With the compiled modules; of the first turn of a conversation of three messages, and of its second. Lower them."""
 
 CONVERSATIONS = 12
-_SHOWN = 25
+SHOWN = 25  # functions
 _PROXY = str(Path(ppd.proxy.__file__).parent)
 _Told = TypeVar("_Told")
 
@@ -67,10 +68,18 @@ def bodies(number: int) -> tuple[bytes, bytes]:
 
 
 async def counted(turn: Awaitable[_Told]) -> tuple[_Told, TurnWork]:
-    work, before = TurnWork(), sys.gettrace()
+    work = TurnWork()
+    with counting(work):
+        return await turn, work
+
+
+@contextmanager
+def counting(work: TurnWork) -> Iterator[None]:
+    """What is done meanwhile is added to it."""
+    before = sys.gettrace()
     sys.settrace(_tracer(work))
     try:
-        return await turn, work
+        yield
     finally:
         sys.settrace(before)
 
@@ -102,7 +111,7 @@ def lines(found: Mapping[str, TurnWork], limits: Mapping[str, int], by_instructi
     for route, work in found.items():
         calls, instructions = work.calls.total(), work.instructions.total()
         yield f"{route}: {calls} calls, of which at most {limits[route]} are allowed; {instructions} instructions"
-        for name, times in (work.instructions if by_instructions else work.calls).most_common(_SHOWN):
+        for name, times in (work.instructions if by_instructions else work.calls).most_common(SHOWN):
             yield f"{times:5} {name}"
 
 

@@ -1,9 +1,10 @@
 """What a decision costs: microseconds of `decide` alone, with the views that it reads, on fleets of 4 to 1,000 workers.
 
-    python -m benchmarks.turns.fleet_decisions
+    python -m benchmarks.turns.fleet_decisions                              # beside the limits
+    python -m benchmarks.turns.fleet_decisions --mode slo --instructions    # of Python's bytecode, by function
 
-In each mode or in those that `--mode` names, beside the limits. A third of the turns are first ones, some workers are
-full, and legs begin and end between any two decisions.
+In each mode or in those that `--mode` names. A third of the turns are first ones, some workers are full, and legs begin
+and end between any two decisions. Instructions are counted as `benchmarks.turns.calls` does.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from random import Random
 
@@ -33,6 +34,7 @@ from ppd.proxy.policy import Decision, Rules, Turn, decide
 
 from ..small.decision_cost import show_table
 from ..small.proxy_here import MODEL
+from .calls import SHOWN, TurnWork, counting
 
 TOPOLOGIES = {
     "1P_3D": (1, 3, 0),
@@ -52,6 +54,7 @@ TIMED_MODES = (
 PROFILE = "h100-llama-3.1-8b"
 LEGS = 3  # turns under way for each worker
 KNOWN = 20  # sessions for each worker
+COUNTED = 300  # decisions, where instructions are
 STEP_S = 0.3  # between two decisions for each worker
 JOINED_S = 50.0  # beyond slow start, and not at 0, which no clock says
 
@@ -97,6 +100,13 @@ class DecidedTurns:
         chosen = self.random.sample(self.ids, count) if count else ()
         return {worker: Held(tokens, BeliefEvidence.SHARED_PREFIX) for worker in chosen}
 
+    def end(self, turn: Turn, decision: Decision | None) -> None:
+        """decision: None where all workers were busy; then the oldest turn ends."""
+        if decision is None:
+            self.bookings.popleft().release(self.now_s)
+        else:
+            self.carry_out(turn, decision)
+
     def carry_out(self, turn: Turn, decision: Decision) -> None:
         """Books its legs, ends others, and lets one worker report its load, of which some say that they are full."""
         prefill = None if decision.prefill is None else decision.prefill.id
@@ -136,11 +146,26 @@ def decision_times_us(turns: DecidedTurns, decisions: int, repeats: int = 1) -> 
                 decision = decide(turn, fleet, turns.rules, qps=1.0, now_s=turns.now_s)
             took_ns.append(time.thread_time_ns() - began_ns)
         times_us.append((read_ns + min(took_ns)) / 1000)
-        if decision is None:
-            turns.bookings.popleft().release(turns.now_s)
-        else:
-            turns.carry_out(turn, decision)
+        turns.end(turn, decision)
     return times_us
+
+
+def counted(turns: DecidedTurns, decisions: int) -> TurnWork:
+    """What so many decisions do, in sum."""
+    work = TurnWork()
+    for _ in range(decisions):
+        turn = turns.next_turn()
+        decision: Decision | None = None
+        with suppress(AllBusy), counting(work):
+            decision = decide(turn, turns.registry.fleet(MODEL), turns.rules, qps=1.0, now_s=turns.now_s)
+        turns.end(turn, decision)
+    return work
+
+
+def count_lines(work: TurnWork, decisions: int) -> Iterator[str]:
+    yield f"{work.instructions.total() / decisions:.0f} instructions, {work.calls.total() / decisions:.0f} calls"
+    for name, times in work.instructions.most_common(SHOWN):
+        yield f"{times / decisions:7.1f} in {work.calls[name] / decisions:5.2f} calls: {name}"
 
 
 def show_fleets(modes: Sequence[Mode], decisions: int, repeats: int) -> None:
@@ -149,8 +174,7 @@ def show_fleets(modes: Sequence[Mode], decisions: int, repeats: int) -> None:
     for mode in modes:
         cells = []
         for name, workers in TOPOLOGIES.items():
-            turns = DecidedTurns(mode, *workers)
-            decision_times_us(turns, LEGS * sum(workers))
+            turns = _busy(mode, workers)
             gc.freeze()
             times_us, limit_us = (
                 decision_times_us(turns, decisions, repeats),
@@ -163,6 +187,21 @@ def show_fleets(modes: Sequence[Mode], decisions: int, repeats: int) -> None:
     show_table(["mode", *TOPOLOGIES], rows)
 
 
+def show_counts(modes: Sequence[Mode]) -> None:
+    for mode in modes:
+        for name, workers in TOPOLOGIES.items():
+            click.echo(f"\n{mode.value} on {name}, mean of {COUNTED} decisions:")
+            for line in count_lines(counted(_busy(mode, workers), COUNTED), COUNTED):
+                click.echo(line)
+
+
+def _busy(mode: Mode, workers: tuple[int, int, int]) -> DecidedTurns:
+    """As many legs run as ever will."""
+    turns = DecidedTurns(mode, *workers)
+    decision_times_us(turns, LEGS * sum(workers))
+    return turns
+
+
 @click.command(help=__doc__)
 @click.option(
     "--mode",
@@ -173,8 +212,13 @@ def show_fleets(modes: Sequence[Mode], decisions: int, repeats: int) -> None:
 )
 @click.option("--decisions", default=10_000, show_default=True, help="In each mode on each fleet.")
 @click.option("--repeats", default=5, show_default=True, help="Of each decision.")
-def main(modes: Sequence[str], decisions: int, repeats: int) -> None:
-    show_fleets([Mode(mode) for mode in modes or TIMED_MODES], decisions, repeats)
+@click.option("--instructions", is_flag=True, help="Count instructions, and take no times.")
+def main(modes: Sequence[str], decisions: int, repeats: int, instructions: bool) -> None:
+    chosen = [Mode(mode) for mode in modes or TIMED_MODES]
+    if instructions:
+        show_counts(chosen)
+    else:
+        show_fleets(chosen, decisions, repeats)
 
 
 if __name__ == "__main__":

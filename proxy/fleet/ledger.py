@@ -254,10 +254,11 @@ def prefill_left_s(of: Use | WorkerView, now_s: float) -> float:
     The first of them has been computed since `prefills_since_s`. It takes no longer than the mean of them: where it is
     late, that says nothing of the others. It may begin only later, as its request's host work comes before.
     """
-    seen_s = of.queued_prefill_s
+    seen_s, unseen_s = of.queued_prefill_s, of.unseen_prefill_until_s - now_s
     if of.prefills:
-        seen_s -= min(now_s - of.prefills_since_s, seen_s / of.prefills)
-    return seen_s + max(0.0, of.unseen_prefill_until_s - now_s)
+        computed_s, each_s = now_s - of.prefills_since_s, seen_s / of.prefills
+        seen_s -= computed_s if computed_s < each_s else each_s
+    return seen_s + unseen_s if unseen_s > 0.0 else seen_s
 
 
 class Backlog(msgspec.Struct, frozen=True, kw_only=True, gc=False):

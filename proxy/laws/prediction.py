@@ -84,14 +84,17 @@ class IdleTimes(msgspec.Struct, frozen=True, gc=False):
     costs: EngineProfile
     ttft_s: float  # where all is held that the session has
     pulled_s: float  # host work for a prompt whose KV comes from another engine
+    step_s: float  # of a step that decodes this turn alone
 
     @classmethod
     def of(cls, costs: EngineProfile, size: TurnSize) -> IdleTimes:
-        return cls(costs, idle_ttft_s(costs, size.prompt, size.held), request_time_s(costs, size.prompt, 0))
+        prompt = size.prompt
+        step_s = step_time_s(costs, 1, prompt + size.output // 2, 0, 0)
+        return cls(costs, idle_ttft_s(costs, prompt, size.held), request_time_s(costs, prompt, 0), step_s)
 
 
-class Outlook(msgspec.Struct, frozen=True, gc=False):
-    """One worker as a turn would find it, and what does not depend on how the turn gets there."""
+class Outlook(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """One worker as a turn would find it, and what does not depend on how the turn gets there. Equal only to itself."""
 
     view: WorkerView
     laws: EngineLaws
@@ -118,34 +121,36 @@ class Outlook(msgspec.Struct, frozen=True, gc=False):
         cls, view: WorkerView, laws: EngineLaws, size: TurnSize, now_s: float, idle: IdleTimes | None = None
     ) -> Outlook:
         """idle: of this size on an engine of these costs, if it is known already."""
+        # Each decision asks for several: so conditions, as `min` and `max` take six times as long.
         costs = laws.costs
+        if idle is None:
+            idle = IdleTimes.of(costs, size)
         sequences, context = view.decoding, view.context_tokens
         if view.others.running:
             decoding = believed_decoding(view, now_s)
             sequences, context = decoding.count, decoding.context_tokens
-        step_s = step_time_s(costs, sequences, context, 0, 0)
+        step_s, one_more_s = costs.step_s, idle.step_s
+        if sequences:
+            step_s = step_time_s(costs, sequences, context, 0, 0)
+            one_more_s = step_time_s(costs, sequences + 1, context + size.prompt + size.output // 2, 0, 0)
         wait_s, prompts, beside, chunk_s, under_way_s = 0.0, 0, 0, 0.0, 0.0
         if view.prefills or view.queued_prefill_s or view.unseen_prefill_until_s > now_s:
-            wait_s, prompts = _wait_s(view, costs, step_s, now_s), max(1, view.prefills)
-            beside = min(prompts, side_by_side(costs) - 1)
-            if beside:
-                token_s = wait_s / max(1, view.queued_prefill_tokens)
-                chunk_s = min(wait_s / prompts, token_s * costs.long_prefill_tokens)
-                is_alone = prompts == 1 and sequences <= 1  # it has all of the step
-                under_way_s = min(wait_s, token_s * costs.max_batched_tokens) if is_alone else beside * chunk_s
+            prompts = view.prefills if view.prefills > 1 else 1
+            wait_s = _wait_s(view, costs, step_s, now_s)
+            if costs.long_prefill_tokens:
+                beside, chunk_s, under_way_s = _shared_step(view, costs, sequences, prompts, wait_s)
         recent = view.recent_prompts
         left = recent.left(now_s)
         busy = recent.busy * left
-        busy = min(busy, MOST_BUSY)
+        busy = busy if busy < MOST_BUSY else MOST_BUSY
         # Prompts of other turns interrupt those that decode as they did lately.
         slowed = laws.tpot_factor / (1.0 - busy)
-        one_more_s = step_time_s(costs, sequences + 1, context + size.prompt + size.output // 2, 0, 0)
         sends_s, receives_s = view.sends_free_s - now_s, view.receives_free_s - now_s
         return cls(
             view,
             laws,
             now_s,
-            IdleTimes.of(costs, size) if idle is None else idle,
+            idle,
             slowed * one_more_s,
             slowed * step_s,
             sequences,
@@ -168,12 +173,26 @@ def _wait_s(view: WorkerView, costs: EngineProfile, step_s: float, now_s: float)
     wait_s = prefill_left_s(view, now_s)
     if not wait_s:
         return 0.0
-    at_once = costs.max_batched_tokens
+    at_once, prompts = costs.max_batched_tokens, view.prefills if view.prefills > 1 else 1
     if costs.long_prefill_tokens:
-        at_once = min(at_once, costs.long_prefill_tokens * max(1, view.prefills))
-    steps = max(1, -(-view.queued_prefill_tokens // at_once))
-    wait_s = max(0.0, wait_s - (_steps_alone(costs, view) - steps) * costs.step_s)  # prompts share steps
-    return wait_s + steps * (step_s - costs.step_s)
+        at_once = min(at_once, costs.long_prefill_tokens * prompts)
+    tokens = view.queued_prefill_tokens
+    steps = -(-tokens // at_once) if tokens > 0 else 1
+    wait_s -= (_steps_alone(costs, tokens, prompts) - steps) * costs.step_s  # prompts share steps
+    return (wait_s if wait_s > 0.0 else 0.0) + steps * (step_s - costs.step_s)
+
+
+def _shared_step(
+    view: WorkerView, costs: EngineProfile, sequences: int, prompts: int, wait_s: float
+) -> tuple[int, float, float]:
+    """`beside`, `chunk_s` and `under_way_s` of an `Outlook` where the engine caps a prompt's part of a step."""
+    beside = min(prompts, side_by_side(costs) - 1)
+    if not beside:
+        return 0, 0.0, 0.0
+    token_s = wait_s / max(1, view.queued_prefill_tokens)
+    chunk_s = min(wait_s / prompts, token_s * costs.long_prefill_tokens)
+    is_alone = prompts == 1 and sequences <= 1  # it has all of the step
+    return beside, chunk_s, min(wait_s, token_s * costs.max_batched_tokens) if is_alone else beside * chunk_s
 
 
 def prefill_steps(costs: EngineProfile, new_tokens: int) -> int:
@@ -187,10 +206,10 @@ def side_by_side(costs: EngineProfile) -> int:
     return max(1, costs.max_batched_tokens // cap) if cap else 1
 
 
-def _steps_alone(costs: EngineProfile, view: WorkerView) -> int:
-    """Of the prompts that queue there, if each were computed alone and they were equally long; at least one."""
-    prompts = max(1, view.prefills)
-    return max(1, prompts * prefill_steps(costs, view.queued_prefill_tokens // prompts))
+def _steps_alone(costs: EngineProfile, queued_tokens: int, prompts: int) -> int:
+    """Of the prompts that queue, if each were computed alone and they were equally long; at least one."""
+    steps = prompts * prefill_steps(costs, queued_tokens // prompts)
+    return steps if steps > 1 else 1
 
 
 def prefill_time_s(costs: EngineProfile, new_tokens: int, cached_tokens: int) -> float:
@@ -205,7 +224,7 @@ def prefill_time_s(costs: EngineProfile, new_tokens: int, cached_tokens: int) ->
 
 def idle_ttft_s(costs: EngineProfile, prompt_tokens: int, cached_tokens: int) -> float:
     """On an engine that has nothing else to do."""
-    new = max(1, prompt_tokens - cached_tokens)
+    new = prompt_tokens - cached_tokens if prompt_tokens > cached_tokens else 1
     return request_time_s(costs, prompt_tokens, new) + prefill_time_s(costs, new, prompt_tokens - new)
 
 
@@ -231,8 +250,8 @@ class OwnPrompt(msgspec.Struct, frozen=True, gc=False):
         return cls(host_s, prefill_s, steps, beside_s, -(-new_tokens // cap), holds_s)
 
 
-class Work(msgspec.Struct, frozen=True, gc=False):
-    """A prompt that is computed on one worker."""
+class Work(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """A prompt that is computed on one worker. Equal only to itself."""
 
     at: Outlook
     ready_s: float

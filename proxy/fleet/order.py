@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from heapq import nsmallest
 from operator import attrgetter
 from typing import Literal
 
@@ -35,7 +34,7 @@ class LoadOrder:
 
     def __init__(self, views: list[WorkerView]) -> None:
         self.views = views
-        self.position = {view.id: at for at, view in enumerate(views)}
+        self.position: dict[str, int] = {view.id: at for at, view in enumerate(views)}
         self.requests = sum(view.requests for view in views)
         self.recent_tokens = sum(view.recent_tokens for view in views)
         self.version = 0  # grows with every change
@@ -58,14 +57,15 @@ class LoadOrder:
         return self._rendezvous
 
     def update(self, view: WorkerView) -> None:
-        at = self.position.get(view.id)
+        at = self.position.get(view.worker.address)
         if at is None:
             return
         old, self.views[at] = self.views[at], view
         self.version += 1
         self.recent_tokens += view.recent_tokens - old.recent_tokens
-        if view.inflight != old.inflight or view.places != old.places or view.others is not old.others:
-            self.requests += view.requests - old.requests
+        legs, others, theirs = view.inflight - old.inflight, view.others, old.others
+        if legs or view.places != old.places or others is not theirs:
+            self.requests += legs + others.requests - theirs.requests
             for limit, full in self._full.items():
                 (full.add if view.is_full(limit) else full.discard)(at)
         if view.since_s != old.since_s:
@@ -74,7 +74,7 @@ class LoadOrder:
         if view.worker is not old.worker:
             self._count_kinds(old.worker.pairing_kind, view.worker.pairing_kind)
         for ranking in self._rankings.values():
-            ranking.update(at, view)
+            ranking.changed.add(at)
 
     def since(self, now_s: float, age_s: float) -> list[int]:
         """Positions of those that joined or recovered less than `age_s` ago."""
@@ -118,8 +118,9 @@ class Ranked(list[WorkerView]):
     def __init__(self, order: LoadOrder, left_out: frozenset[int] = frozenset()) -> None:
         views = order.views
         super().__init__(views)
-        for at in sorted(left_out, reverse=True):  # few as a rule
-            del self[at]
+        if left_out:
+            for at in sorted(left_out, reverse=True):  # few as a rule
+                del self[at]
         self._order = order
         self._version = order.version
         self.left_out = left_out
@@ -218,16 +219,22 @@ def of_workers(views: Sequence[WorkerView], workers: Collection[WorkerId]) -> li
     return [order.views[at] for at in sorted(_positions(order, workers)) if at not in ranked.left_out]
 
 
-def largest(views: Sequence[WorkerView], sizes: Iterable[tuple[WorkerId, int]], count: int) -> list[WorkerView]:
+def largest(views: Sequence[WorkerView], sizes: Iterable[tuple[str, int]], count: int) -> list[WorkerView]:
     """Of the workers with these sizes the views of the largest; of equals those that come first."""
     if not sizes:
         return []
     if (known := _order(views)) is None:
-        position, among, left_out = {view.id: at for at, view in enumerate(views)}, views, frozenset[int]()
+        position = {view.worker.address: at for at, view in enumerate(views)}
+        among, left_out = views, frozenset[int]()
     else:
         position, among, left_out = known[0].position, known[0].views, known[1].left_out
-    found = [(-size, at) for worker, size in sizes if (at := position.get(worker)) is not None and at not in left_out]
-    return [among[at] for _, at in nsmallest(count, found)]
+    every = len(among)
+    # Size and place as one number: pairs take many times as long to sort.
+    found = [
+        at - size * every for worker, size in sizes if (at := position.get(worker)) is not None and at not in left_out
+    ]
+    found.sort()
+    return [among[number % every] for number in found[:count]]
 
 
 def includes(views: Sequence[WorkerView], worker: WorkerId) -> bool:

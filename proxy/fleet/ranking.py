@@ -45,34 +45,44 @@ def prefill_work_rank(view: WorkerView) -> Rank:
 
 
 class Ranking:
-    """Views by one rank, as positions in a list of them."""
+    """Views by one rank, as positions in a list of them, which others change: they note where in `changed`.
+
+    It looks there when it is asked, as many a mode asks for a ranking once in many turns.
+    """
 
     def __init__(self, rank_of: Callable[[WorkerView], Rank], views: Sequence[WorkerView]) -> None:
+        self.changed: set[int] = set()
         self._rank_of = rank_of
+        self._views = views
         self._ranks = list(map(rank_of, views))
         self._equals: dict[Rank, set[int]] = {}
         for at, rank in enumerate(self._ranks):
             self._equals.setdefault(rank, set()).add(at)
         self._sorted = sorted(self._equals)
 
-    def update(self, at: int, view: WorkerView) -> None:
-        rank, before = self._rank_of(view), self._ranks[at]
-        if rank == before:
-            return
-        self._ranks[at] = rank
-        equals = self._equals[before]
-        equals.remove(at)
-        if not equals:
-            del self._equals[before]
-            del self._sorted[bisect_left(self._sorted, before)]
-        if rank in self._equals:
-            self._equals[rank].add(at)
-        else:
-            self._equals[rank] = {at}
-            insort(self._sorted, rank)
+    def _catch_up(self) -> None:
+        views, ranks, all_equals, in_order = self._views, self._ranks, self._equals, self._sorted
+        for at in self.changed:
+            rank, before = self._rank_of(views[at]), ranks[at]
+            if rank == before:
+                continue
+            ranks[at] = rank
+            equals = all_equals[before]
+            equals.remove(at)
+            if not equals:
+                del all_equals[before]
+                del in_order[bisect_left(in_order, before)]
+            if rank in all_equals:
+                all_equals[rank].add(at)
+            else:
+                all_equals[rank] = {at}
+                insort(in_order, rank)
+        self.changed.clear()
 
     def least(self, left_out: Set[int]) -> list[int]:
         """All of the least rank, of the others."""
+        if self.changed:
+            self._catch_up()
         for rank in self._sorted:
             found = self._equals[rank].difference(left_out)  # often of most workers
             if found:
@@ -81,6 +91,8 @@ class Ranking:
 
     def first(self, count: int, left_out: Set[int]) -> list[int]:
         """The least of all others, by rank; of equals those that come first."""
+        if self.changed:
+            self._catch_up()
         found: list[int] = []
         for rank in self._sorted:
             equals = self._equals[rank]

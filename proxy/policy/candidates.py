@@ -184,7 +184,7 @@ def find_candidates(
     turn: Turn, fleet: Fleet, rules: Rules, *, qps: float, now_s: float, avoid: Excluded, blocked: Excluded
 ) -> Candidates:
     """`avoid` failed this very turn, `blocked` other turns. Raises as `decide` does."""
-    known, slow_start = _known(turn, fleet), SlowStart.in_fleet(fleet, now_s, rules.warm_up_s)
+    slow_start = SlowStart.in_fleet(fleet, now_s, rules.warm_up_s)
     prefills, decodes, replicas = fleet.prefills, fleet.decodes, fleet.replicas
     full: Collection[WorkerId] = ()
     limit = rules.worker_limit or math.inf
@@ -212,9 +212,9 @@ def find_candidates(
         if full:
             raise AllBusy(f"every worker that serves model {turn.model!r} is busy")
         decodes, replicas = _on_trial(turn, fleet, avoid, blocked)
-    if turn.held and not (turn.held_tokens or turn.stored_response) and decodes:
-        # By no turns of its own: where it would go in any case.
-        known = pick_decode(turn, decodes, slow_start)
+    # What is held by no turns of its own is where it would go in any case.
+    goes_anywhere = turn.held and decodes and not (turn.held_tokens or turn.stored_response)
+    known = pick_decode(turn, decodes, slow_start) if goes_anywhere else _known(turn, fleet)
     excluded = frozenset((*avoid, *blocked)) if avoid else blocked
     return Candidates(
         able,

@@ -97,8 +97,8 @@ def _unread(turn: Turn, candidates: Candidates) -> Iterator[Candidate]:
 
 def _unpaired(rules: Rules, candidates: Candidates, judged: Sequence[Candidate]) -> Iterator[Candidate]:
     """A D to which no P was judged to hand over, where all that were judged are here."""
-    paired = [way.decode for way in judged if way.prefill is not None]
-    decode = next((way.decode for way in judged if way.route is Route.LOCAL and way.decode not in paired), None)
+    paired = {id(way.decode) for way in judged if way.prefill is not None}
+    decode = next((way.decode for way in judged if way.route is Route.LOCAL and id(way.decode) not in paired), None)
     if decode is None:
         return
     prefill = candidates.prefills[0]

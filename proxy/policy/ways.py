@@ -87,7 +87,7 @@ def best_way(turn: Turn, candidates: Candidates, rules: Rules, score: Score) -> 
         equal = [each for each in judged if each[0] == first]
         best = min(equal, key=lambda each: spread(each[1].decode.view.id, turn.session_id))[1]
         judged.sort(key=lambda each: (each[0], each[1] is not best))
-    recorded = [_candidate(*each) for each in judged[:RECORDED]]
+    recorded = [_candidate(score, way, terms) for score, way, terms in judged[:RECORDED]]
     return Preference(best.route, rules.mode.value, ways=recorded, patience_s=_patience_s(turn, best))
 
 
@@ -135,7 +135,7 @@ def ways(turn: Turn, candidates: Candidates, rules: Rules) -> list[Way]:
         Way(route, look.at, None, work, on_one(look.at, work))
         for route, answering in ((_LOCAL, alone), (_REPLICA, replicas), (_REPLICA, as_replicas))
         for look in answering
-        for work in looks.works(look)
+        for work in look.works
     ]
     for prefill in _prefills(turn, feeding, looks):
         found += _splits(prefill, decodes, candidates, looks)
@@ -148,7 +148,7 @@ def ways(turn: Turn, candidates: Candidates, rules: Rules) -> list[Way]:
 
 def _splits(prefill: _Look, decodes: Iterable[_Look], candidates: Candidates, looks: _Looks) -> list[Way]:
     """From this worker to each D or R to which it can hand over."""
-    at, works, prompt = prefill.at, looks.works(prefill), looks.size.prompt
+    at, works, prompt = prefill.at, prefill.works, looks.size.prompt
     return [
         Way(_SPLIT, decode.at, at, work, on_two(at, work, decode.at, prompt - decode.held))
         for decode in decodes
@@ -196,12 +196,12 @@ def _readbacks(
         yield Way(Route.READBACK, at, prefill.at, work, on_two(prefill.at, work, at, missing))
 
 
-class _Look(msgspec.Struct, gc=False):
+class _Look(msgspec.Struct, frozen=True, gc=False):
     """One worker as this turn would find it."""
 
     at: Outlook
     held: int  # of the prompt, in tokens
-    works: list[Work] | None = None  # what the prompt takes there, once it was asked for
+    works: list[Work]  # what the prompt takes there: with what is held; and also with what could be fetched
 
 
 class _Looks:
@@ -210,58 +210,51 @@ class _Looks:
     def __init__(self, turn: Turn, candidates: Candidates, rules: Rules) -> None:
         prompt = turn.prompt_tokens
         self.size = TurnSize(prompt, turn.output_tokens, turn.held_tokens)
-        self.held = [(worker, tokens) for worker, held in turn.held.items() if (tokens := min(held.tokens, prompt)) > 0]
-        self._turn = turn
+        self.held: dict[str, int] = {  # tokens of the prompt, by worker
+            worker: tokens
+            for worker, held in turn.held.items()
+            if (tokens := held.tokens if held.tokens < prompt else prompt) > 0
+        }
         self._now_s = candidates.now_s
         self._slow_start = candidates.slow_start
         self._laws = rules.laws
         self._idle: IdleTimes | None = None  # on an engine of the costs that came last: most are alike
-        self._own: dict[int, OwnPrompt] = {}  # of the same costs, by the tokens that are computed
+        self._own: dict[int, OwnPrompt] = {}  # of the same costs, by the tokens that are held
         self._known: dict[str, _Look | None] = {}
+        self._source: _Look | None = None
         self._source = _holder(turn, candidates, self) if rules.fetches_kv else None
 
     def of(self, views: Iterable[WorkerView]) -> list[_Look]:
         return [look for view in views if (look := self.at(view)) is not None]
 
     def at(self, view: WorkerView) -> _Look | None:
+        """None where nothing is known of the engine."""
         known, worker = self._known, view.worker.address
         if worker in known:
             return known[worker]
-        look = known[worker] = self._new(view)
+        look = known[worker] = self._new(view, worker)
         return look
 
-    def _new(self, view: WorkerView) -> _Look | None:
+    def _new(self, view: WorkerView, worker: str) -> _Look | None:
         laws = None if self._laws is None else self._laws.of(view)
         if laws is None:
             return None
-        slow_start, idle = self._slow_start, self._idle
-        if slow_start.warm_up_s > self._now_s - view.since_s:
+        slow_start, idle, costs, now_s = self._slow_start, self._idle, laws.costs, self._now_s
+        if slow_start.warm_up_s > now_s - view.since_s:
             laws = replace(laws, ttft_factor=laws.ttft_factor / slow_start(view))
-        if idle is None or idle.costs is not laws.costs:
-            idle = self._idle_on(laws.costs)
-        return _Look(Outlook.of(view, laws, self.size, self._now_s, idle), self._turn.held_by(view))
+        if idle is None or idle.costs is not costs:
+            idle = self._idle = IdleTimes.of(costs, self.size)
+            self._own.clear()
+        at, held = Outlook.of(view, laws, self.size, now_s, idle), self.held.get(worker, 0)
+        works = [own_work_on(at, self._own.get(held) or self._own_prompt(costs, held))]
+        source = self._source
+        if source is not None and (fetched := source.held - held) >= FETCH_TOKENS:
+            works.append(own_work_on(at, self._own_prompt(costs, source.held), source.at, fetched))
+        return _Look(at, held, works)
 
-    def _idle_on(self, costs: EngineProfile) -> IdleTimes:
-        idle = self._idle = IdleTimes.of(costs, self.size)
-        self._own.clear()
-        return idle
-
-    def works(self, look: _Look) -> list[Work]:
-        """With what is held there; and also with what could be fetched."""
-        if look.works is None:
-            at, missing, source = look.at, self.size.prompt - look.held, self._source
-            look.works = [own_work_on(at, self._own_prompt(at.laws.costs, missing))]
-            if source is not None and (fetched := source.held - look.held) >= FETCH_TOKENS:
-                own = self._own_prompt(at.laws.costs, missing - fetched)
-                look.works.append(own_work_on(at, own, source.at, fetched))
-        return look.works
-
-    def _own_prompt(self, costs: EngineProfile, missing: int) -> OwnPrompt:
-        if self._idle is None or self._idle.costs is not costs:
-            self._idle_on(costs)
-        new = missing if missing > 1 else 1
-        if (own := self._own.get(new)) is None:
-            own = self._own[new] = OwnPrompt.of(costs, self.size.prompt, new)
+    def _own_prompt(self, costs: EngineProfile, held: int) -> OwnPrompt:
+        new = self.size.prompt - held
+        own = self._own[held] = OwnPrompt.of(costs, self.size.prompt, new if new > 1 else 1)
         return own
 
 
@@ -269,25 +262,26 @@ def _shortlist(turn: Turn, views: Sequence[WorkerView], candidates: Candidates, 
     if len(views) <= ALL:
         return views
     rule = candidates.slow_start.by(work_rank, work_rank)
-    chosen = largest(views, looks.held, HOLDERS)
+    chosen = largest(views, looks.held.items(), HOLDERS)
     chosen += of_workers(views, [worker for worker in (turn.decode, turn.affinity) if worker is not None])
     chosen += first_ranked(views, rule, LEAST_LOADED)
-    return list({view.id: view for view in chosen}.values())
+    return list({view.worker.address: view for view in chosen}.values())
 
 
 def _prefills(turn: Turn, views: Sequence[WorkerView], looks: _Looks) -> list[_Look]:
     """Of these P, those that would have computed the prompt first."""
     if len(views) > ALL:
         least = first_ranked(views, BY_WORK, LEAST_LOADED)
-        views = list({view.id: view for view in (*largest(views, looks.held, HOLDERS), *least)}.values())
+        chosen = *largest(views, looks.held.items(), HOLDERS), *least
+        views = list({view.worker.address: view for view in chosen}.values())
     known = looks.of(views)
-    known.sort(key=lambda look: look.at.laws.ttft_factor * looks.works(look)[0].done_s)
+    known.sort(key=lambda look: look.at.laws.ttft_factor * look.works[0].done_s)
     return known[:PREFILLS]
 
 
 def _holder(turn: Turn, candidates: Candidates, looks: _Looks) -> _Look | None:
     """Who holds most of the prompt."""
     able = (candidates.decodes, candidates.replicas, candidates.prefills)
-    held = [(worker, tokens) for worker, tokens in looks.held if tokens >= FETCH_TOKENS]
+    held = [(worker, tokens) for worker, tokens in looks.held.items() if tokens >= FETCH_TOKENS]
     found = [view for views in able for view in largest(views, held, 1)]
     return looks.at(max(found, key=turn.held_by)) if found else None

@@ -36,7 +36,7 @@ MOVE_WEIGHT = 0.005
 
 
 def slo(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
-    preference = best_way(turn, candidates, rules, ExpectedMisses(turn, rules))
+    preference = best_way(turn, candidates, rules, ExpectedMisses(turn, rules).terms)
     if rules.explore_share and _draw(turn) < rules.explore_share:
         return _explored(preference)
     return preference
@@ -62,15 +62,15 @@ class ExpectedMisses:
 
     def __init__(self, turn: Turn, rules: Rules) -> None:
         self._turn, self._rules, self._usual = turn, rules, rules.targets.usual
-        self._slowed: dict[int, Slowed] = {}  # by the identity of the outlook on which the turn would decode
-        self._delayed: dict[int, Delayed] = {}  # by the identity of the work; the ways keep both
-        self._lost: dict[str, float] = {}  # by the worker that answers: turns whose KV is evicted there
-        self._lost_on_prefill: dict[int, float] = {}  # by the work
+        self._slowed: dict[Outlook, Slowed] = {}  # by where the turn would decode
+        self._delayed: dict[Work, Delayed] = {}
+        self._lost: dict[Outlook, float] = {}  # by the worker that answers: turns whose KV is evicted there
+        self._lost_on_prefill: dict[Work, float] = {}
 
-    def __call__(self, way: Way) -> Terms:
+    def terms(self, way: Way) -> Terms:
         work, decode, prediction, returns = way.work, way.decode, way.prediction, self._rules.returns
-        slowed = self._slowed.get(id(decode)) or self._slowed_on(decode)
-        delayed = self._delayed.get(id(work)) or self._delayed_by(work)
+        slowed = self._slowed.get(decode) or self._slowed_on(decode)
+        delayed = self._delayed.get(work) or self._delayed_by(work)
         usual_s, ttft_s = delayed.usual_limit_s, prediction.ttft_s
         return {
             "ttft": miss(ttft_s, delayed.limit_s, delayed.spread),
@@ -85,20 +85,18 @@ class ExpectedMisses:
 
     def _evicted(self, way: Way, returns: Returns) -> float:
         """Turns that are likely to come back, find their KV evicted for this one's, and be late for that."""
-        turn, decode, prefill = self._turn, way.decode.view, way.prefill
-        prompt, lost = turn.prompt_tokens, self._lost.get(decode.worker.address)
+        turn, decode, prefill, work = self._turn, way.decode, way.prefill, way.work
+        prompt, lost = turn.prompt_tokens, self._lost.get(decode)
         if lost is None:
-            written = prompt - turn.held_by(decode) + turn.output_tokens
+            written = prompt - turn.held_by(decode.view) + turn.output_tokens
             if not turn.held_tokens:
                 written += GROWTH * prompt
-            lost = self._lost_at(way.decode, written, returns)
-            self._lost[decode.worker.address] = lost
+            lost = self._lost[decode] = self._lost_at(decode, written, returns)
         if prefill is None:
             return lost
-        on_prefill = self._lost_on_prefill.get(id(way.work))
+        on_prefill = self._lost_on_prefill.get(work)
         if on_prefill is None:
-            on_prefill = self._lost_at(prefill, prompt - way.held(turn), returns)
-            self._lost_on_prefill[id(way.work)] = on_prefill
+            on_prefill = self._lost_on_prefill[work] = self._lost_at(prefill, prompt - way.held(turn), returns)
         return lost + on_prefill
 
     def _lost_at(self, at: Outlook, written: int, returns: Returns) -> float:
@@ -106,15 +104,15 @@ class ExpectedMisses:
         return returns.lost(at.view.id, self._turn.model, written, at.now_s, recomputed)
 
     def _slowed_on(self, at: Outlook) -> Slowed:
-        slowed = self._slowed[id(at)] = Slowed.of(at, self._turn.slo.tpot_s, self._usual.tpot_s)
+        slowed = self._slowed[at] = Slowed.of(at, self._turn.slo.tpot_s, self._usual.tpot_s)
         return slowed
 
     def _delayed_by(self, work: Work) -> Delayed:
         at, turn, others, missing = work.at, self._turn, self._usual, 0.0
         if at.sequences:
-            missing = (self._slowed.get(id(at)) or self._slowed_on(at)).usual
+            missing = (self._slowed.get(at) or self._slowed_on(at)).usual
         limit_s = ttft_limit_s(turn.slo, at)
-        delayed = self._delayed[id(work)] = Delayed(
+        delayed = self._delayed[work] = Delayed(
             limit_s,
             limit_s if turn.slo is others else ttft_limit_s(others, at),
             at.laws.ttft_spread,
@@ -139,7 +137,7 @@ class Slowed(msgspec.Struct, frozen=True, gc=False):
             return cls(own, 0.0, 0.0)
         usual = miss(at.usual_tpot_s, others_s, TPOT_SPREAD)
         theirs = own if target_s == others_s else miss(at.tpot_s, others_s, TPOT_SPREAD)
-        return cls(own, at.sequences * max(0.0, theirs - usual), usual)
+        return cls(own, at.sequences * (theirs - usual) if theirs > usual else 0.0, usual)
 
 
 class Delayed(msgspec.Struct, frozen=True, gc=False):
@@ -157,11 +155,11 @@ def _stalled(work: Work, turn: Turn, target_s: float, usual_misses: float) -> fl
     at, beside_s = work.at, work.beside_s
     if not at.sequences:
         return 0.0
-    tpot_s, usual = at.usual_tpot_s, max(1, turn.output_tokens)
-    later = 0.0
+    tpot_s, later, usual = at.usual_tpot_s, 0.0, turn.output_tokens if turn.output_tokens > 1 else 1
     for length in STREAM_LENGTHS:
         later += miss(tpot_s + beside_s / (length * usual), target_s, TPOT_SPREAD)
-    return at.sequences * max(0.0, later / len(STREAM_LENGTHS) - usual_misses)
+    misses = later / len(STREAM_LENGTHS)
+    return at.sequences * (misses - usual_misses) if misses > usual_misses else 0.0
 
 
 def _queued(work: Work, turn: Turn, target_s: float, rules: Rules) -> float:
@@ -174,7 +172,7 @@ def _queued(work: Work, turn: Turn, target_s: float, rules: Rules) -> float:
     recent = at.rate * _late(holds_s, at.patience_s)
     if rules.returns is None:
         return recent * prefill_s
-    if at.view.role is _PREFILL and not rules.prefills_answer:  # no session returns there
+    if at.view.worker.role is _PREFILL and not rules.prefills_answer:  # no session returns there
         return RECENT_WEIGHT * recent * prefill_s
     returning = rules.returns.within(prefill_s, at.view.id, turn.model, at.now_s) * _late(holds_s, target_s)
     return returning + RECENT_WEIGHT * recent * prefill_s

@@ -129,7 +129,8 @@ _NEEDED: Mapping[tuple[str, Role], frozenset[str]] = {
     for connector in CONNECTORS.values()
     for role in (Role.PREFILL, Role.DECODE)
 }
-_ASKING = frozenset(name for (name, _), needed in _NEEDED.items() if needed)  # connectors that must know something
+_ASKING_NOTHING = frozenset(CONNECTORS) - {name for (name, _), needed in _NEEDED.items() if needed}
+"""Connectors that need to know nothing of either worker."""
 
 
 def usual_connector(role: str, engine: str = "vllm") -> str:
@@ -198,10 +199,11 @@ def can_pair(prefill: Worker | PairingKind, decode: Worker | PairingKind) -> boo
     And where they have told what the connector must know of them.
     """
     connector = prefill.connector
-    if connector not in CONNECTORS or connector != decode.connector or prefill.engine != decode.engine:
+    if connector != decode.connector or prefill.engine != decode.engine:
         return False
-    if connector in _ASKING and not (
-        _NEEDED[connector, Role.PREFILL].issubset(prefill.coordinates)
+    if connector not in _ASKING_NOTHING and not (
+        connector in CONNECTORS
+        and _NEEDED[connector, Role.PREFILL].issubset(prefill.coordinates)
         and _NEEDED[connector, Role.DECODE].issubset(decode.coordinates)
     ):
         return False

@@ -27,6 +27,7 @@ CHANGES_KEPT = 1000  # of views, for rosters that have not heard them; looked at
 MOST_CHANGES = 100_000
 
 _INFLIGHT = attrgetter("inflight")
+_NONE: frozenset[int] = frozenset()
 
 
 class LoadOrder:
@@ -78,7 +79,7 @@ class LoadOrder:
 
     def since(self, now_s: float, age_s: float) -> list[int]:
         """Positions of those that joined or recovered less than `age_s` ago."""
-        young = list[int]()
+        young: list[int] = []
         if age_s <= 0.0:  # whatever the time: a rule without slow start need not know it
             return young
         for since_s, at in reversed(self._since_s):
@@ -225,7 +226,7 @@ def largest(views: Sequence[WorkerView], sizes: Iterable[tuple[str, int]], count
         return []
     if (known := _order(views)) is None:
         position = {view.worker.address: at for at, view in enumerate(views)}
-        among, left_out = views, frozenset[int]()
+        among, left_out = views, _NONE
     else:
         position, among, left_out = known[0].position, known[0].views, known[1].left_out
     every = len(among)
@@ -322,7 +323,8 @@ def least_ranked(views: Sequence[WorkerView], rule: RankRule) -> list[WorkerView
 
 
 def _least(views: Sequence[WorkerView], rank_of: Callable[[WorkerView], Rank]) -> list[WorkerView]:
-    found, least = list[WorkerView](), Rank()
+    found: list[WorkerView] = []
+    least: Rank = ()
     for view in views:
         rank = rank_of(view)
         if not found or rank < least:

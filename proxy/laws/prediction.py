@@ -178,7 +178,8 @@ def _wait_s(view: WorkerView, costs: EngineProfile, step_s: float, now_s: float)
         at_once = min(at_once, costs.long_prefill_tokens * prompts)
     tokens = view.queued_prefill_tokens
     steps = -(-tokens // at_once) if tokens > 0 else 1
-    wait_s -= (_steps_alone(costs, tokens, prompts) - steps) * costs.step_s  # prompts share steps
+    if prompts > 1 or costs.long_prefill_tokens:  # else it computes them in as many steps as alone
+        wait_s -= (_steps_alone(costs, tokens, prompts) - steps) * costs.step_s  # prompts share steps
     return (wait_s if wait_s > 0.0 else 0.0) + steps * (step_s - costs.step_s)
 
 

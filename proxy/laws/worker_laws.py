@@ -106,9 +106,11 @@ class WorkerLaws:
         self._clear()
 
     def of(self, view: WorkerView) -> EngineLaws | None:
-        known = self._known.get(view.worker.address)
-        if known is not None and known[0] is view.worker and known[1] == view.incarnation:
-            return known[2]
+        worker = view.worker
+        if (known := self._known.get(worker.address)) is not None:
+            owner, incarnation, laws = known
+            if owner is worker and incarnation == view.incarnation:
+                return laws
         return self._look_up(view)
 
     def _look_up(self, view: WorkerView) -> EngineLaws | None:

@@ -28,7 +28,7 @@ from ..openai.request import Endpoint
 from .decision import Rules, Turn
 from .placement import SlowStart, most_of, own_worker, pick_decode, pick_prefill
 
-_DECODE, _REPLICA = Role.DECODE, Role.REPLICA  # looking up enum members by name is slow in a loop
+_PREFILL, _DECODE, _REPLICA = Role.PREFILL, Role.DECODE, Role.REPLICA  # looking up enum members by name is slow
 
 Excluded = Collection[WorkerId | PairId]
 """Workers, and pairs of a P and a D, that are not to be used."""
@@ -128,7 +128,7 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
 
     def can_lend(self, view: WorkerView) -> bool:
         """Whether this D or R may compute a prompt for another one."""
-        return view.role is not Role.PREFILL and _can_do_either(view, self.excluded, self.worker_limit)
+        return view.role is not _PREFILL and _can_do_either(view, self.excluded, self.worker_limit)
 
 
 def has_room(
@@ -195,12 +195,12 @@ def find_candidates(
     if avoid or blocked or any(busy):
         own = own_worker(turn, decodes, replicas)
         # To wait inside the session's own engine costs less than to compute the prefix elsewhere.
-        spared = {own.id} if own is not None and own.inflight < limit else set[WorkerId]()
+        spared = (own.id,) if own is not None and own.inflight < limit else ()
         prefills, decodes, replicas, full = _narrowed(fleet, busy, avoid, blocked, spared)
     if not prefills and _needs_prefill(fleet):
         if busy[2]:
             raise AllBusy(f"every P that serves model {turn.model!r} is busy")
-        missed = (view for view in fleet.views.values() if view.role is Role.PREFILL and view.is_missed(turn.model))
+        missed = (view for view in fleet.views.values() if view.role is _PREFILL and view.is_missed(turn.model))
         if not fleet.prefills and next(missed, None) is not None:
             raise AllDown(f"every P that serves model {turn.model!r} is down")
     able = _splitting(prefills, turn.endpoint) if UNSPLIT[turn.endpoint] else prefills
@@ -304,15 +304,18 @@ def _narrowed(
 
     busy: the D, the R and the P that are full; spared: of these D and R who may be asked all the same.
     """
-    avoided, passed_over = ({key for key in keys if isinstance(key, str)} for keys in (avoid, blocked))
+    avoided = {key for key in avoid if isinstance(key, str)}
+    passed_over = {key for key in blocked if isinstance(key, str)}
     # A turn can do without a P, so a P that failed other turns, or is full, is not asked at all.
     prefills = without(fleet.prefills, avoided | passed_over | {view.id for view in busy[2]})
     full = {view.id for view in (*busy[0], *busy[1])}.difference(avoided, spared)
-    decodes, replicas = (without(views, avoided | full) for views in (fleet.decodes, fleet.replicas))
+    unable = avoided | full
+    decodes, replicas = without(fleet.decodes, unable), without(fleet.replicas, unable)
     # A D or R that failed other turns is asked only if there is no other.
-    well = [without(views, passed_over) for views in (decodes, replicas)]
-    if any(well):
-        decodes, replicas = well
+    if passed_over:
+        well = without(decodes, passed_over), without(replicas, passed_over)
+        if any(well):
+            decodes, replicas = well
     return prefills, decodes, replicas, full
 
 

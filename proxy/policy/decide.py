@@ -44,7 +44,7 @@ from .stage_order import SETTLED
 
 # Looking up enum members by name is slow.
 _LOCAL, _SPLIT, _REPLICA, _READBACK = Route.LOCAL, Route.SPLIT, Route.REPLICA, Route.READBACK
-_PROFILES, _REPLICAS, _BY_MODE, _DECODE = Mode.PROFILES, Mode.REPLICA, StageOrder.MODE, Role.DECODE
+_PROFILES, _REPLICAS, _SLO, _BY_MODE, _DECODE = Mode.PROFILES, Mode.REPLICA, Mode.SLO, StageOrder.MODE, Role.DECODE
 NO_READER = "no_reader"  # veto of a READBACK
 LEAST_MISS = "least_miss"  # reason of a way that misses a target as all others do, and the least
 
@@ -72,7 +72,7 @@ def decide(
     held = turn.held.get(decision.decode.id)
     if not preference.ways:
         return replace(decision, order=order, verdict=preference.verdict, qps=qps, held=held)
-    is_best = rules.mode is Mode.SLO and decision.reason != EXPLORED
+    is_best = rules.mode is _SLO and decision.reason != EXPLORED
     misses = is_best and all(_misses(turn, rules, way) for way in preference.ways)
     return replace(
         decision,

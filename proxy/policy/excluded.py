@@ -19,7 +19,9 @@ from .ways import RECORDED
 MOST = 2  # of the candidates of one decision are such ways
 LOOKED_AT = 4  # of those that hold something, that are full, and that failed
 _WORKERS = attrgetter("decode", "prefill")
-_PREFILL = Role.PREFILL  # looking up enum members by name is slow
+# Looking up enum members by name is slow.
+_PREFILL, _DECODE, _LOCAL, _SPLIT = Role.PREFILL, Role.DECODE, Route.LOCAL, Route.SPLIT
+_PROFILES, _PREFILL_FIRST = Mode.PROFILES, StageOrder.PREFILL_FIRST
 
 
 def with_excluded(
@@ -34,7 +36,7 @@ def with_excluded(
             found.append(_forbidden(view, judged[0].decode, rule))
     if len(judged) < RECORDED and candidates.prefills:
         found += _unpaired(rules, candidates, judged)
-        if rules.mode is not Mode.PROFILES:
+        if rules.mode is not _PROFILES:
             found += _unread(turn, candidates)
     return [*judged[: RECORDED - len(found[:MOST])], *found[:MOST]] if found else judged
 
@@ -44,9 +46,9 @@ def _expected(turn: Turn, candidates: Candidates) -> Iterable[WorkerId]:
     own, held = turn.decode or turn.affinity, turn.held
     if not candidates.full and not candidates.excluded and len(held) <= LOOKED_AT:
         return held if own is None or own in held else (own, *held)
-    failed = (key for key in candidates.excluded if isinstance(key, str))
-    others = (islice(each, LOOKED_AT) for each in (held, candidates.full, failed))
-    return dict.fromkeys(chain(() if own is None else (own,), *others))
+    failed = (key for key in candidates.excluded if isinstance(key, str)) if candidates.excluded else ()
+    first, full = () if own is None else (own,), islice(candidates.full, LOOKED_AT)
+    return dict.fromkeys((*first, *islice(held, LOOKED_AT), *full, *islice(failed, LOOKED_AT)))
 
 
 def _rule(rules: Rules, candidates: Candidates, view: WorkerView) -> str:
@@ -60,7 +62,7 @@ def _rule(rules: Rules, candidates: Candidates, view: WorkerView) -> str:
         return "full"
     if worker in candidates.excluded:
         return "failed"
-    if rules.mode is Mode.PROFILES:  # a filter or a score
+    if rules.mode is _PROFILES:  # a filter or a score
         return ""
     if _is_passed_by_order(candidates, view):
         return "order"
@@ -70,14 +72,14 @@ def _rule(rules: Rules, candidates: Candidates, view: WorkerView) -> str:
 def _is_passed_by_order(candidates: Candidates, view: WorkerView) -> bool:
     """Whether another one of its role was chosen before the mode was asked."""
     if view.role is _PREFILL:
-        return candidates.order is StageOrder.PREFILL_FIRST and not includes(candidates.prefills, view.id)
-    return view.role is Role.DECODE and candidates.first is not None and view is not candidates.first
+        return candidates.order is _PREFILL_FIRST and not includes(candidates.prefills, view.id)
+    return view.role is _DECODE and candidates.first is not None and view is not candidates.first
 
 
 def _forbidden(view: WorkerView, decode: WorkerView, rule: str) -> Candidate:
     """decode: to which a P would hand over."""
     if view.role is _PREFILL:
-        return Candidate(route=Route.SPLIT, decode=decode, prefill=view, excluded=rule)
+        return Candidate(route=_SPLIT, decode=decode, prefill=view, excluded=rule)
     return Candidate(route=route_alone(view), decode=view, excluded=rule)
 
 
@@ -98,7 +100,7 @@ def _unread(turn: Turn, candidates: Candidates) -> Iterator[Candidate]:
 def _unpaired(rules: Rules, candidates: Candidates, judged: Sequence[Candidate]) -> Iterator[Candidate]:
     """A D to which no P was judged to hand over, where all that were judged are here."""
     paired = {id(way.decode) for way in judged if way.prefill is not None}
-    decode = next((way.decode for way in judged if way.route is Route.LOCAL and id(way.decode) not in paired), None)
+    decode = next((way.decode for way in judged if way.route is _LOCAL and id(way.decode) not in paired), None)
     if decode is None:
         return
     prefill = candidates.prefills[0]

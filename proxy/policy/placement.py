@@ -22,7 +22,8 @@ FEW = 2  # requests above that are still few: where there are hardly any, sessio
 MOST = 0.5  # of what a session's earlier turns cover: who holds less is not where the session lives
 MOST_HASHED = 32  # of equal workers, for one decision
 _DIGITS = re.compile("[0-9a-f]{8}")
-_SHARED_PREFIX = BeliefEvidence.SHARED_PREFIX  # looking up enum members by name is slow in a loop
+# Looking up enum members by name is slow.
+_SHARED_PREFIX, _DECODE, _LOCAL, _REPLICA = BeliefEvidence.SHARED_PREFIX, Role.DECODE, Route.LOCAL, Route.REPLICA
 LEAST_FACTOR = 0.1  # where slow start begins: a worker that has just joined counts as ten times as loaded
 
 
@@ -208,7 +209,7 @@ def ways_to_serve(views: Collection[WorkerView], *, prefills_answer: bool = Fals
 
 def route_alone(view: WorkerView) -> Route:
     """Of a turn that this worker computes and answers: a P does so as an R does."""
-    return Route.LOCAL if view.role is Role.DECODE else Route.REPLICA
+    return _LOCAL if view.role is _DECODE else _REPLICA
 
 
 def can_stand_in(other: Worker, decision: Decision) -> bool:

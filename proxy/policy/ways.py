@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..config import StageOrder
-from ..connectors import answers_alone, takes_either_leg
+from ..connectors import answers_alone, can_pair, takes_either_leg
 from ..fleet.order import RankRule, first_ranked, largest, of_workers
 from ..fleet.ranking import prefill_work_rank, work_rank
 from ..fleet.rendezvous import spread
@@ -46,7 +46,9 @@ PREFILLS = 2  # that are paired with each D
 LENDERS = 2  # that are paired with each D and R
 FETCH_TOKENS = 256  # fewer are not worth a transfer
 RECORDED = 8  # candidates of one decision
-_LOCAL, _SPLIT, _REPLICA = Route.LOCAL, Route.SPLIT, Route.REPLICA  # looking up enum members by name is slow in a loop
+# Looking up enum members by name is slow.
+_LOCAL, _SPLIT, _REPLICA, _READBACK = Route.LOCAL, Route.SPLIT, Route.REPLICA, Route.READBACK
+_PREFILL_FIRST = StageOrder.PREFILL_FIRST
 _TOTAL, _HELD = itemgetter(0), attrgetter("held")
 BY_WORK = RankRule(prefill_work_rank, prefill_work_rank, now_s=0.0, slow_start_s=0.0)  # of P
 
@@ -67,7 +69,7 @@ class Way(msgspec.Struct, frozen=True, gc=False):
 
     def held(self, turn: Turn) -> int:
         """Of the prompt, where it is computed; one who reads back does so under another name than what it holds."""
-        return 0 if self.route is Route.READBACK else turn.held_by(self.work.at.view)
+        return 0 if self.route is _READBACK else turn.held_by(self.work.at.view)
 
 
 Terms = Mapping[str, float]
@@ -148,11 +150,13 @@ def ways(turn: Turn, candidates: Candidates, rules: Rules) -> list[Way]:
 
 def _splits(prefill: _Look, decodes: Iterable[_Look], candidates: Candidates, looks: _Looks) -> list[Way]:
     """From this worker to each D or R to which it can hand over."""
-    at, works, prompt = prefill.at, prefill.works, looks.size.prompt
+    at, works, prompt, worker = prefill.at, prefill.works, looks.size.prompt, prefill.at.view.worker
+    if candidates.excluded:
+        decodes = [decode for decode in decodes if candidates.can_hand_over(at.view, decode.at.view)]
     return [
         Way(_SPLIT, decode.at, at, work, on_two(at, work, decode.at, prompt - decode.held))
         for decode in decodes
-        if candidates.can_hand_over(at.view, decode.at.view)
+        if can_pair(worker, decode.at.view.worker)
         for work in works
     ]
 
@@ -175,7 +179,7 @@ def _takes_either_leg(look: _Look) -> bool:
 
 def _lenders(turn: Turn, candidates: Candidates, looks: _Looks, answering: Sequence[_Look]) -> Sequence[_Look]:
     """None where P comes first: it is chosen already."""
-    if candidates.order is StageOrder.PREFILL_FIRST:
+    if candidates.order is _PREFILL_FIRST:
         return ()
     if candidates.first is not None:  # the other D can still hand over to it
         others = _shortlist(turn, candidates.decodes, candidates, looks)
@@ -193,7 +197,7 @@ def _readbacks(
     size, at, missing = looks.size, decode.at, turn.prompt_tokens - decode.held
     for prefill in _prefills(turn, candidates.readers(at.view), looks):
         work = work_on(prefill.at, size, 0, at, readable.tokens)
-        yield Way(Route.READBACK, at, prefill.at, work, on_two(prefill.at, work, at, missing))
+        yield Way(_READBACK, at, prefill.at, work, on_two(prefill.at, work, at, missing))
 
 
 class _Look(msgspec.Struct, frozen=True, gc=False):

@@ -61,14 +61,14 @@ class ExpectedMisses:
     """The score of each way to serve one turn. What several have in common is worked out once."""
 
     def __init__(self, turn: Turn, rules: Rules) -> None:
-        self._turn, self._rules, self._usual = turn, rules, rules.targets.usual
+        self._turn, self._rules, self._usual, self._returns = turn, rules, rules.targets.usual, rules.returns
         self._slowed: dict[Outlook, Slowed] = {}  # by where the turn would decode
         self._delayed: dict[Work, Delayed] = {}
         self._lost: dict[Outlook, float] = {}  # by the worker that answers: turns whose KV is evicted there
         self._lost_on_prefill: dict[Work, float] = {}
 
     def terms(self, way: Way) -> Terms:
-        work, decode, prediction, returns = way.work, way.decode, way.prediction, self._rules.returns
+        work, decode, prediction, returns = way.work, way.decode, way.prediction, self._returns
         slowed = self._slowed.get(decode) or self._slowed_on(decode)
         delayed = self._delayed.get(work) or self._delayed_by(work)
         usual_s, ttft_s = delayed.usual_limit_s, prediction.ttft_s

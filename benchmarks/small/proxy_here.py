@@ -17,6 +17,7 @@ from ppd.proxy.assembly import Proxy, assemble
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.downstream.serve import listen, serve
 from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
+from ppd.proxy.peers.channels import Member
 from ppd.proxy.routing.attempt import TurnContext
 from ppd.proxy.routing.dispatch import Dispatcher
 from ppd.proxy.routing.router import Router
@@ -118,8 +119,9 @@ class MemoryUpstream:
 
     uptime = staticmethod(time.monotonic)
 
-    def __init__(self, watch: StageStopwatch) -> None:
+    def __init__(self, watch: StageStopwatch, asked: Callable[[], None]) -> None:
         self._watch = watch
+        self._asked = asked
         self.uptime = time.monotonic
 
     async def ask(
@@ -128,6 +130,7 @@ class MemoryUpstream:
         self._watch.lap("legs")
         if meanwhile is not None:
             meanwhile()
+        self._asked()
         return MemoryAnswer(ANSWER)
 
     @asynccontextmanager
@@ -178,10 +181,13 @@ class WatchedDispatcher(Dispatcher):
         return await super().open(running)
 
 
-def bench(tools: int, **config: Any) -> TurnBench:
+def bench(
+    tools: int, member: Member | None = None, asked: Callable[[], None] = lambda: None, **config: Any
+) -> TurnBench:
+    """member: as in `assemble`. asked: called while a D or R computes an answer."""
     settings, watch = Settings(ProxyConfig(workers=WORKERS, heartbeat_port=0, **config)), StageStopwatch()
-    proxy = assemble(settings)
-    state, upstream = proxy.state, cast(Any, MemoryUpstream(watch))
+    proxy = assemble(settings, member=member)
+    state, upstream = proxy.state, cast(Any, MemoryUpstream(watch, asked))
     for worker in settings.static_workers:
         state.registry.add_static(worker, state.now())
         state.registry.probed(worker.id, worker, None, state.now())

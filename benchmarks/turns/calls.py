@@ -68,18 +68,17 @@ def bodies(number: int) -> tuple[bytes, bytes]:
 
 
 async def counted(turn: Awaitable[_Told]) -> tuple[_Told, TurnWork]:
-    work = TurnWork()
-    with counting(work):
+    with counting(TurnWork()) as work:
         return await turn, work
 
 
 @contextmanager
-def counting(work: TurnWork) -> Iterator[None]:
-    """What is done meanwhile is added to it."""
+def counting(work: TurnWork) -> Iterator[TurnWork]:
+    """Adds what is called inside; what calls that is not counted meanwhile."""
     before = sys.gettrace()
     sys.settrace(_tracer(work))
     try:
-        yield
+        yield work
     finally:
         sys.settrace(before)
 

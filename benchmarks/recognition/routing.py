@@ -22,8 +22,8 @@ from ppd.proxy.kv_events.event_stream import EventStream
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import ReadingRules, Request, parse_request
 from ppd.proxy.peers.channels import Member
-from ppd.proxy.peers.events import WorkerSeen
-from ppd.proxy.peers.turn_replication import Appliers, Copies, EventSender, TurnReplication
+from ppd.proxy.peers.events import Appliers, WorkerSeen
+from ppd.proxy.peers.turn_replication import Copies, EventSender, TurnReplication
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
 from ppd.proxy.sessions.session import marks_of_prompt, points_of_prompt
 from ppd.proxy.sessions.table import SessionMatch, TurnOutcome

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import count as numbered_from
@@ -12,7 +12,7 @@ from random import Random
 import msgspec
 
 from ppd.proxy.fleet.worker import Role
-from ppd.proxy.peers.events import AnyEvent, Event
+from ppd.proxy.peers.events import AnyEvent
 from ppd.proxy.policy import Route
 
 from ..overhead.peers import PEERS
@@ -105,15 +105,15 @@ class VirtualChannels:
         self._turns = process.turns
         self._appliers = process.appliers()
         self._came: list[tuple[int, bytes]] = []
-        self._outbox: list[Event] = []
+        self._outbox: list[AnyEvent] = []
         self._is_flushing = False
 
-    def queue(self, event: Event) -> None:
+    def queue(self, event: AnyEvent) -> None:
         self._outbox.append(event)
         self.schedule_flush()
 
-    def broadcast(self, event: Event) -> None:
-        self._outbox.append(event)
+    def broadcast(self, events: Iterable[AnyEvent]) -> None:
+        self._outbox.extend(events)
         self._send_outbox()
 
     def schedule_flush(self) -> None:

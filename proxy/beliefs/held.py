@@ -48,7 +48,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tokens: int
 
 
-class SentLeg(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class SentLeg(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="leg"):
     """A turn that was sent to a worker, until it uses the worker's cache or will not."""
 
     number: int  # among the legs of its process
@@ -62,12 +62,12 @@ class SentLeg(msgspec.Struct, frozen=True, array_like=True, gc=False):
     shared: int = 0  # tokens that it begins with of that
 
 
-class LegOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class LegOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="leg-ended"):
     number: int
     has_used: bool  # the worker's cache; False: the turn failed, or was left, before it did
 
 
-class CacheFound(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class CacheFound(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="cached"):
     """An answer says how much of a prefix its worker had cached."""
 
     where: Residency  # as it was believed

@@ -21,7 +21,7 @@ from itertools import count
 
 import msgspec
 
-from .events import AnyEvent, Event
+from .events import AnyEvent, Appliers
 from .pulse import Pulse
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,8 @@ BUFFER_BYTES = 4 * 1024 * 1024  # asked of the system, which may give less
 BACKLOG_BYTES = 64 * 1024 * 1024  # kept for a peer that does not read; beyond it, the peer needs a new snapshot
 SERIALS = 1 << 40  # session numbers of one process: the next process's numbers begin above them
 
-_WHOLE, _FIRST, _MIDDLE, _LAST = b"w", b"f", b"m", b"l"
+_WHOLE, _FIRST, _MIDDLE, _LAST = b"wfml"  # what a packet begins with: it is a whole batch, or a part of one
+_BEGINS_WHOLE = bytes((_WHOLE,))
 _DECODER = msgspec.msgpack.Decoder(list[AnyEvent])
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -41,22 +42,23 @@ _ENCODER = msgspec.msgpack.Encoder()
 class End:
     """One end of a channel: a socket, and in shared memory how many packets each side has sent.
 
-    Reading an empty socket costs a system call and an exception, 10 us in a busy process, and a turn looks twice.
+    Reading an empty socket costs a system call and an exception, 10 us in a busy process, and a turn looks twice. So
+    a socket is read as often as packets were sent.
     """
 
     def __init__(self, own: socket.socket, sent: memoryview, side: int) -> None:
+        """sent: by side, packets of all processes that were there, and one more for each of them."""
         self.socket = own
-        self._sent = sent
-        self._side = side
+        self.sent = sent
+        self.side = side
+
+    def begin(self) -> None:
+        """Counts the packet that a predecessor may have sent, but not counted, when it died."""
+        self.sent[self.side] += 1
 
     def send(self, packet: bytes) -> None:
         self.socket.send(packet)
-        self._sent[self._side] += 1  # after the send: whoever sees the count finds the packet. Only this side writes it
-
-    def peer_sent(self) -> int:
-        """Packets from the other side and its predecessors, except one that was being sent when its sender died."""
-        count: int = self._sent[1 - self._side]
-        return count
+        self.sent[self.side] += 1  # after the send: whoever sees the count finds the packet. Only this side writes it
 
     def close(self) -> None:
         self.socket.close()
@@ -108,18 +110,19 @@ class Channels:
     def __init__(
         self,
         ends: Ends,
-        on_event: Callable[[int, Event], None],
+        appliers: Appliers,
         on_lost: Callable[[int], None],
-        pending: Callable[[], Iterable[Event]] = tuple,
+        pending: Callable[[], Iterable[AnyEvent]] = tuple,
         on_drained: Callable[[], None] = lambda: None,
     ) -> None:
-        """on_event(sender, event); on_lost(peer): events for it were dropped, and it needs a snapshot.
+        """on_lost(peer): events for it were dropped, and it needs a snapshot.
 
-        pending: what else to send, asked for at each flush; on_drained: all that had come was applied.
+        pending: what else to send, asked for at each flush, and encoded before anything else is done; on_drained: all
+        that had come was applied.
         """
-        self._channels = [_Channel(peer, end, self, on_event, on_lost) for peer, end in ends.items()]
+        self._channels = [_Channel(peer, end, self, appliers, on_lost) for peer, end in ends.items()]
         self._by_peer = {channel.peer: channel for channel in self._channels}
-        self._outbox: list[Event] = []
+        self._outbox: list[AnyEvent] = []
         self._flushing: asyncio.TimerHandle | None = None
         self._pending = pending
         self._on_drained = on_drained
@@ -129,8 +132,9 @@ class Channels:
         return list(self._by_peer)
 
     def open(self) -> None:
-        """Reads what comes from now on; before that only `drain` reads."""
+        """Reads what comes from now on; before that only `drain` reads. Before anything is sent."""
         for channel in self._channels:
+            channel.begin()
             channel.listen()
 
     def close(self) -> None:
@@ -139,18 +143,19 @@ class Channels:
         for channel in self._channels:
             channel.close()
 
-    def queue(self, event: Event) -> None:
+    def queue(self, event: AnyEvent) -> None:
         """Sends to all within `ROUND_S`, or at the next flush."""
         self._outbox.append(event)
-        self.schedule_flush()
+        if self._flushing is None:
+            self.schedule_flush()
 
     def schedule_flush(self) -> None:
         if self._flushing is None:
             self._flushing = asyncio.get_running_loop().call_later(ROUND_S, self._round)
 
-    def broadcast(self, event: Event) -> None:
+    def broadcast(self, events: Iterable[AnyEvent]) -> None:
         """Sends to all at once, behind what is queued."""
-        self._outbox.append(event)
+        self._outbox.extend(events)
         self._send_outbox()
 
     def flush(self) -> None:
@@ -161,18 +166,18 @@ class Channels:
 
     def _send_outbox(self) -> None:
         outbox, self._outbox = self._outbox, []  # if these cannot be encoded, the next ones still can
-        batch = _ENCODER.encode(outbox)
+        packets = _packets(_ENCODER.encode(outbox))
         for channel in self._channels:
-            channel.send(batch)
+            channel.send(packets)
 
     def _round(self) -> None:
         self._flushing = None
         self.flush()
 
-    def send(self, peer: int, events: Iterable[Event]) -> None:
+    def send(self, peer: int, events: Iterable[AnyEvent]) -> None:
         """Sends to one peer, after what is queued for all."""
         self.flush()
-        self._by_peer[peer].send(_ENCODER.encode(list(events)))
+        self._by_peer[peer].send(_packets(_ENCODER.encode(list(events))))
 
     def backlog_bytes(self, peer: int) -> int:
         """Bytes for this peer that do not fit into its socket."""
@@ -182,7 +187,8 @@ class Channels:
         """Applies all that has been sent to this process until now."""
         has_read = False
         for channel in self._channels:
-            has_read |= channel.drain()
+            if channel.drain():
+                has_read = True
         if has_read:
             self._on_drained()
 
@@ -193,14 +199,15 @@ class _Channel:
         peer: int,
         end: End,
         channels: Channels,
-        on_event: Callable[[int, Event], None],
+        appliers: Appliers,
         on_lost: Callable[[int], None],
     ) -> None:
         self.peer = peer
         self._end = end
-        self._read = -1  # of `peer_sent`, when there was no more to read
+        self._sent, self._other = end.sent, 1 - end.side
+        self._read: int | None = None  # packets, as the other side counts them; None: until there is no more to read
         self._channels = channels
-        self._on_event = on_event
+        self._appliers = appliers
         self._on_lost = on_lost
         self._buffer = memoryview(bytearray(2 * PACKET_BYTES))
         self._parts: list[bytes] | None = None  # of a batch larger than a packet; None: not in one
@@ -210,6 +217,9 @@ class _Channel:
         self._is_lost = False
         self._listening: asyncio.TimerHandle | None = None  # until then it does not read
 
+    def begin(self) -> None:
+        self._end.begin()
+
     def listen(self) -> None:
         """Reads what comes, then pauses for `ROUND_S`; whoever needs it sooner calls `drain`."""
         self._listening = None
@@ -218,33 +228,44 @@ class _Channel:
     def _on_readable(self) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._end.socket)
-        self._read = -1  # whatever the count says: the peer may have died before it could write it
+        self._read = None  # whatever the count says: the peer may have died before it could write it
         self._listening = loop.call_later(ROUND_S, self.listen)
         self._channels.drain()
 
-    def send(self, batch: bytes) -> None:
-        for packet in _packets(batch):
+    def send(self, packets: Iterable[bytes]) -> None:
+        for packet in packets:
             if self._backlog or not self._try_send(packet):
                 self._backlog.append(packet)
                 self.backlog_bytes += len(packet)
+        if self._backlog or self._is_lost:
+            self._bound_backlog()
+
+    def _bound_backlog(self) -> None:
         if self.backlog_bytes > BACKLOG_BYTES:
             self._backlog.clear()
             self.backlog_bytes = 0
             self._is_lost = True
-        if (self._backlog or self._is_lost) and not self._is_writing:
+        if not self._is_writing:
             self._is_writing = True
             asyncio.get_running_loop().add_writer(self._end.socket, self._send_backlog)
 
     def drain(self) -> bool:
         """Whether there was anything to read."""
-        sent = self._end.peer_sent()
-        if sent == self._read:
+        sent, read = self._sent[self._other], self._read
+        if sent == read:
             return False
-        packets = 0
+        left, packets = PACKETS_AT_ONCE if read is None else min(sent - read, PACKETS_AT_ONCE), 0
+        receive, buffer = self._end.socket.recv_into, self._buffer
         try:
-            while packets < PACKETS_AT_ONCE and (size := self._end.socket.recv_into(self._buffer)):
+            while packets < left and (size := receive(buffer)):
                 packets += 1
-                self._receive(self._buffer[:size])
+                if buffer[0] == _WHOLE:
+                    self._parts = None
+                    self._apply(buffer[1:size])
+                else:
+                    self._take_part(buffer[0], bytes(buffer[1:size]))
+            if read is not None:
+                self._read = read + packets
         except BlockingIOError:
             self._read = sent  # what was sent while this was read is for the next time
         return packets > 0
@@ -275,34 +296,32 @@ class _Channel:
                 self._is_lost = False
                 self._on_lost(self.peer)
 
-    def _receive(self, packet: memoryview) -> None:
-        kind, body = packet[:1], packet[1:]
+    def _take_part(self, kind: int, part: bytes) -> None:
         if kind == _FIRST:
-            self._parts = [bytes(body)]
-            return
-        if kind != _WHOLE:
-            if self._parts is None:  # its beginning was a predecessor's to read, or was never written
-                return
-            self._parts.append(bytes(body))
-            if kind == _MIDDLE:
-                return
-            body = memoryview(b"".join(self._parts))
-        self._parts = None
+            self._parts = [part]
+        elif self._parts is not None:  # else its beginning was a predecessor's to read, or was never written
+            self._parts.append(part)
+            if kind != _MIDDLE:
+                batch, self._parts = b"".join(self._parts), None
+                self._apply(batch)
+
+    def _apply(self, batch: bytes | memoryview) -> None:
+        peer, appliers = self.peer, self._appliers
         try:
-            events = _DECODER.decode(body)
+            events = _DECODER.decode(batch)
         except msgspec.MsgspecError as exc:
-            log.error("process %d of this proxy sent an event that cannot be read: %s", self.peer, exc)
+            log.error("process %d of this proxy sent an event that cannot be read: %s", peer, exc)
             return
         for event in events:
             try:
-                self._on_event(self.peer, event)
+                appliers[type(event)](peer, event)
             except Exception:  # the batch's other events still hold
-                log.exception("what process %d of this proxy sent could not be applied", self.peer)
+                log.exception("what process %d of this proxy sent could not be applied", peer)
 
 
 def _packets(batch: bytes) -> Iterable[bytes]:
     if len(batch) <= PACKET_BYTES:
-        return (_WHOLE + batch,)
+        return (_BEGINS_WHOLE + batch,)
     parts = [batch[start : start + PACKET_BYTES] for start in range(0, len(batch), PACKET_BYTES)]
     kinds = [_FIRST] + [_MIDDLE] * (len(parts) - 2) + [_LAST]
-    return [kind + part for kind, part in zip(kinds, parts, strict=True)]
+    return [bytes((kind,)) + part for kind, part in zip(kinds, parts, strict=True)]

@@ -9,6 +9,9 @@ A packet is a msgpack list of events, each an array that begins with its tag.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import msgspec
 
 from ..beliefs.held import BookLessons, CacheFound, LegOutcome, SentLeg
@@ -29,7 +32,7 @@ from ..sessions.token_estimates import Estimates
 
 
 class Event(msgspec.Struct, array_like=True, gc=False):
-    """The base of all events."""
+    """The base of all events but those that are values of another room: what turns tell of caches, and habits."""
 
 
 class Joined(Event, tag="joined"):
@@ -71,28 +74,10 @@ class SessionDropped(Event, tag="dropped"):
     session_id: str
 
 
-class LegSent(Event, tag="leg"):
-    """A turn of the sender has been sent to a worker: see `Beliefs.sent`."""
-
-    leg: SentLeg
-
-
-class LegEnded(Event, tag="leg-ended"):
-    """It uses the worker's cache now, or will not: see `Beliefs.ended_leg`."""
-
-    end: LegOutcome
-
-
 class LegsUnderWay(Event, tag="legs"):
     """All legs of the sender that have not ended so."""
 
     legs: list[SentLeg]
-
-
-class CacheSeen(Event, tag="cached"):
-    """An answer to the sender says what its worker had cached: see `Beliefs.found`."""
-
-    found: CacheFound
 
 
 class BookLearned(Event, tag="book"):
@@ -146,12 +131,6 @@ class LawsLearned(Event, tag="laws-learned"):
     """All that turns have taught of the laws: see `WorkerLaws.adopt`."""
 
     lessons: LawsLessons
-
-
-class HabitSeen(Event, tag="habit"):
-    """An answer of the sender has ended, or a session has come back to it: see `Forecasts.take`."""
-
-    habit: AnswerEnded | SessionReturned
 
 
 class HabitsLearned(Event, tag="habits"):
@@ -293,7 +272,7 @@ class PeerQuestion(Event, tag="ask"):
     about: bytes = b""
 
 
-class PeerAnswer(Event, tag="answer"):
+class PeerAnswer(Event, tag="answered"):
     """The answer to the question of that number; a `PeerFailure` in `error` instead of a body where there is none."""
 
     number: int
@@ -306,10 +285,10 @@ AnyEvent = (
     | JoinReply
     | SnapshotRequest
     | SnapshotEnd
-    | LegSent
-    | LegEnded
+    | SentLeg
+    | LegOutcome
     | LegsUnderWay
-    | CacheSeen
+    | CacheFound
     | BookLearned
     | TokensCounted
     | EstimatesLearned
@@ -318,7 +297,8 @@ AnyEvent = (
     | RepliesLearned
     | LawsTold
     | LawsLearned
-    | HabitSeen
+    | AnswerEnded
+    | SessionReturned
     | HabitsLearned
     | EmbeddingsHeld
     | EncodingCounted
@@ -344,3 +324,6 @@ AnyEvent = (
     | PeerQuestion
     | PeerAnswer
 )
+
+Appliers = Mapping[type[Any], Callable[[int, Any], object]]
+"""By the type of an event: takes its sender and the event."""

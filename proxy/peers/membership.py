@@ -15,8 +15,9 @@ from ..fleet.worker import WorkerId
 from ..telemetry.merged_metrics import Family, added, decoded, encoded, inherited
 from .channels import ROUND_S, Channels, Member
 from .events import (
+    AnyEvent,
+    Appliers,
     ConfigChanged,
-    Event,
     Joined,
     JoinReply,
     MetricsCounted,
@@ -68,7 +69,7 @@ class Membership:
         self._member = member
         self._replication = replication
         self._count = count
-        self._channels = Channels(member.ends, self._apply, self._lost, replication.pending, replication.drained)
+        self._channels = Channels(member.ends, self._appliers(), self._lost, replication.pending, replication.drained)
         self._asked: dict[int, asyncio.Future[bytes]] = {}
         self._life = secrets.randbits(62)
         self._numbers = itertools.count(self._life)  # answers to a predecessor's questions have other numbers
@@ -137,7 +138,7 @@ class Membership:
     def workers_added(self, workers: Iterable[WorkerId]) -> None:
         self._send_now(WorkersAdded(list(workers)))
 
-    def _send_now(self, event: Event) -> None:
+    def _send_now(self, event: AnyEvent) -> None:
         """Before the operator who asked for it is answered: the next request may reach any process."""
         if self.peers:
             self._channels.queue(event)
@@ -211,44 +212,46 @@ class Membership:
 
     # -- events
 
-    def _apply(self, sender: int, event: Event) -> None:
-        if self._replication.apply(sender, event):  # as nearly all are
-            return
-        match event:
-            case Joined(life=life):
-                self._replication.restarted(sender)
-                self._stop_snapshot(sender)
-                if sender == self._source and not self._has_state:  # it died: ask another for a snapshot
-                    self._source = None
-                    self._channels.queue(Joined(self._life))
-                self._channels.send(sender, [*self._replication.own(), JoinReply(life, self._has_state)])
-            case JoinReply(life=self._life, has_state=has_state):
-                self._replied(sender, has_state)
-            case SnapshotRequest(life=life):
-                self._start_snapshot(sender, life)
-            case SnapshotEnd(life=self._life):
-                self._completed()
-            case JoinReply() | SnapshotEnd():  # a predecessor's
-                pass
-            case MetricsCounted(by=by, families=families):
-                if by != self._member.index or not self._has_state:
-                    self._counted[by] = families
-            case TurnReported(report=report):
-                self.on_report(report)
-            case PeerQuestion():
-                self._channels.send(sender, [self._answer(event)])
-            case PeerAnswer():
-                self._answered(event)
+    def _appliers(self) -> Appliers:
+        return {
+            **self._replication.appliers,
+            Joined: self._joined,
+            JoinReply: self._replied,
+            SnapshotRequest: lambda sender, event: self._start_snapshot(sender, event.life),
+            SnapshotEnd: self._snapshot_ended,
+            MetricsCounted: self._metrics_counted,
+            TurnReported: lambda _, event: self.on_report(event.report),
+            PeerQuestion: lambda sender, event: self._channels.send(sender, [self._answer(event)]),
+            PeerAnswer: lambda _, event: self._answered(event),
+        }
 
-    def _replied(self, peer: int, has_state: bool) -> None:
+    def _joined(self, sender: int, event: Joined) -> None:
+        self._replication.restarted(sender)
+        self._stop_snapshot(sender)
+        if sender == self._source and not self._has_state:  # it died: ask another for a snapshot
+            self._source = None
+            self._channels.queue(Joined(self._life))
+        self._channels.send(sender, [*self._replication.own(), JoinReply(event.life, self._has_state)])
+
+    def _replied(self, peer: int, event: JoinReply) -> None:
+        if event.life != self._life:  # to a predecessor
+            return
         self._is_replied.set()
-        if has_state and self._source is None:
+        if event.has_state and self._source is None:
             self._source = peer
             self._channels.send(peer, [SnapshotRequest(self._life)])
-        if not has_state:
+        if not event.has_state:
             self._stateless.add(peer)
         if len(self._stateless) == len(self.peers):  # all start together
             self._completed()
+
+    def _snapshot_ended(self, _: int, event: SnapshotEnd) -> None:
+        if event.life == self._life:  # else it was for a predecessor
+            self._completed()
+
+    def _metrics_counted(self, _: int, event: MetricsCounted) -> None:
+        if event.by != self._member.index or not self._has_state:
+            self._counted[event.by] = event.families
 
     def _completed(self) -> None:
         """Others may ask this process for a snapshot."""

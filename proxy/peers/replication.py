@@ -23,11 +23,12 @@ from ..sessions.prefix_chain import PrefixEnd
 from ..settings import Settings
 from .channels import Channels, Member
 from .events import (
+    AnyEvent,
+    Appliers,
     CircuitChanged,
     ConfigChanged,
     ConfigRead,
     EnginesMet,
-    Event,
     InflightCount,
     LimitCharged,
     LimitOwed,
@@ -38,7 +39,9 @@ from .events import (
     WorkerSeen,
     WorkersPresent,
 )
-from .turn_replication import Appliers, Copies, TurnReplication
+from .turn_replication import Copies, TurnReplication
+
+_NONE_INSIDE = InflightCount(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +65,9 @@ class Replication:
         self._prober = prober
         self._operated = operated
         self._turns = TurnReplication(member, state, lambda: operated.settings.config.max_worker_inflight)
-        self._inside_sent = InflightCount(0, 0)
+        self._inside_sent = _NONE_INSIDE
         self._inside: dict[int, InflightCount] = {}  # by process
-        self._appliers = self._make_appliers()
+        self.appliers = self._make_appliers()
 
     def attach(self, channels: Channels) -> None:
         """From now on changes are sent, and decisions apply what the others sent before they read the state."""
@@ -112,22 +115,23 @@ class Replication:
     def _pairs_left(self, left_to_turns: Collection[PairId]) -> None:
         self._channels.queue(PairsLeft(list(left_to_turns), list(self._state.health.strangers.unproven)))
 
-    def pending(self) -> Iterator[Event]:
+    def pending(self) -> list[AnyEvent]:
         """What changes at every turn: sent as it is at a flush, not step by step."""
-        yield from self._turns.pending()
+        events = self._turns.pending()
         inside = self._own_inside()
         if inside != self._inside_sent:
             self._inside_sent = inside
-            yield inside
+            events.append(inside)
+        return events
 
     def _own_inside(self) -> InflightCount:
         return InflightCount(self._state.admission.inside, self._state.admission.waiting)
 
-    def own(self) -> list[Event]:
+    def own(self) -> list[AnyEvent]:
         """What this process runs, for one that has just started."""
         return [self._own_inside(), *self._turns.own()]
 
-    def snapshot(self) -> Iterator[list[Event]]:
+    def snapshot(self) -> Iterator[list[AnyEvent]]:
         """All that this process knows, in batches; what changes between two of them is sent as a change."""
         state = self._state
         views, settings = state.registry.views(), self._operated.settings
@@ -146,14 +150,6 @@ class Replication:
 
     # -- applying
 
-    def apply(self, sender: int, event: Event) -> bool:
-        """Whether the event is about the state, and so was applied."""
-        apply = self._appliers.get(type(event))
-        if apply is None:
-            return False
-        apply(sender, event)
-        return True
-
     def drained(self) -> None:
         """All that has come is applied: only now is it known whether others have left room for waiting turns."""
         self._state.admission.admit_waiting()
@@ -161,7 +157,7 @@ class Replication:
     def restarted(self, process: int) -> None:
         """Its predecessor's turns are gone."""
         self._turns.restarted(process)
-        self._apply_inside(process, InflightCount(0, 0))
+        self._apply_inside(process, _NONE_INSIDE)
 
     def _make_appliers(self) -> Appliers:
         state = self._state
@@ -184,9 +180,10 @@ class Replication:
         }
 
     def _apply_inside(self, sender: int, event: InflightCount) -> None:
-        self._inside[sender], admission = event, self._state.admission
-        admission.inside_elsewhere = sum(inside.turns for inside in self._inside.values())
-        admission.waiting_elsewhere = sum(inside.waiting for inside in self._inside.values())
+        before, admission = self._inside.get(sender, _NONE_INSIDE), self._state.admission
+        self._inside[sender] = event
+        admission.inside_elsewhere += event.turns - before.turns
+        admission.waiting_elsewhere += event.waiting - before.waiting
 
     def _apply_added(self, workers: list[WorkerId]) -> None:
         self._operated.settings.added = set(workers)

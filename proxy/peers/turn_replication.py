@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from copy import copy
 from dataclasses import dataclass
 from itertools import islice, takewhile
-from typing import Any, Generic, ParamSpec, Protocol
+from typing import Generic, ParamSpec, Protocol
 
-from ..beliefs.held import BookNews, CacheFound, LegOutcome, SentLeg
+from ..beliefs.held import CacheFound, LegOutcome, SentLeg
 from ..encoders.encoder_chooser import ItemsToEncode
 from ..encoders.records import Embeddings
 from ..fleet.registry import WorkerChange
 from ..fleet.worker import WorkerId
-from ..laws.forecasts import Habit
+from ..laws.forecasts import AnswerEnded, SessionReturned
 from ..laws.worker_laws import LawsNews
 from ..routing.state import State
 from ..sessions.rendered_replies import Case
@@ -21,19 +20,16 @@ from ..sessions.session import Session
 from ..sessions.templates import NewHeads
 from .channels import Member
 from .events import (
+    AnyEvent,
+    Appliers,
     BookLearned,
-    CacheSeen,
     EmbeddingsHeld,
     EncodingCounted,
     EstimatesLearned,
-    Event,
-    HabitSeen,
     HabitsLearned,
     HeadsComputed,
     LawsLearned,
     LawsTold,
-    LegEnded,
-    LegSent,
     LegsUnderWay,
     RepliesLearned,
     SessionDropped,
@@ -48,15 +44,12 @@ BATCH_SESSIONS = 200  # of a snapshot
 FIRST_SESSIONS = 5_000  # of a larger snapshot
 P = ParamSpec("P")
 
-Appliers = dict[type[Event], Callable[[int, Any], object]]
-"""By the type of an event: takes its sender and the event."""
-
 
 class EventSender(Protocol):
     """See `Channels`."""
 
-    def queue(self, event: Event) -> None: ...
-    def broadcast(self, event: Event) -> None: ...
+    def queue(self, event: AnyEvent) -> None: ...
+    def broadcast(self, events: Iterable[AnyEvent]) -> None: ...
     def flush(self) -> None: ...
     def schedule_flush(self) -> None: ...
     def drain(self) -> None: ...
@@ -85,12 +78,12 @@ class TurnReplication:
     def attach(self, channels: EventSender) -> None:
         self._channels, state, catch_up = channels, self._state, channels.drain
         state.sessions.replicated = Copies(catch_up, self._session_learned)
-        state.beliefs.replicated = Copies(catch_up, self._cache_used)
+        state.beliefs.replicated = Copies(catch_up, channels.queue)
         state.tokens.replicated = Copies(catch_up, self._tokens_counted)
         state.templates.replicated = Copies(catch_up, self._heads_computed)
         state.sessions.rendered.replicated = Copies(catch_up, self._replies_learned)
         state.laws.replicated = Copies(catch_up, self._laws_told)
-        state.forecasts.replicated = Copies(catch_up, self._habit_seen)
+        state.forecasts.replicated = Copies(catch_up, channels.queue)
         state.arrivals.replicated = Copies(catch_up, self._turn_arrived)
         state.encoders.replicated = Copies(catch_up, self._media_encoded)
 
@@ -105,18 +98,9 @@ class TurnReplication:
 
     def _session_learned(self, session: Session, label: int | None, keys: Iterable[int]) -> None:
         # At once: the answer's last bytes are about to go to the client, whose next turn may reach any process.
-        for used in self._changed_uses():  # nor is the turn's worker busier there than here
-            self._channels.queue(used)
-        self._channels.broadcast(SessionLearned(session, label, list(keys)))
-
-    def _cache_used(self, what: BookNews) -> None:
-        match what:
-            case SentLeg():
-                self._channels.queue(LegSent(what))
-            case LegOutcome():
-                self._channels.queue(LegEnded(what))
-            case CacheFound():
-                self._channels.queue(CacheSeen(what))
+        news = self._changed_uses()  # nor is the turn's worker busier there than here
+        news.append(SessionLearned(session, label, list(keys)))
+        self._channels.broadcast(news)
 
     def _tokens_counted(self, model: str, added: Mapping[int, int], new_tokens: int, completion: int | None) -> None:
         self._channels.queue(TokensCounted(model, dict(added), new_tokens, completion))
@@ -130,9 +114,6 @@ class TurnReplication:
     def _laws_told(self, news: LawsNews) -> None:
         self._channels.queue(LawsTold(news))
 
-    def _habit_seen(self, habit: Habit) -> None:
-        self._channels.queue(HabitSeen(habit))
-
     def _media_encoded(self, news: Embeddings | ItemsToEncode) -> None:
         self._channels.queue(EmbeddingsHeld(news) if isinstance(news, Embeddings) else EncodingCounted(news))
 
@@ -141,31 +122,33 @@ class TurnReplication:
         self._conversations_arrived += opens
         self._channels.schedule_flush()
 
-    def pending(self) -> Iterator[Event]:
-        """What changes at every turn: sent as it is at a flush, not step by step."""
+    def pending(self) -> list[AnyEvent]:
+        """What changes at every turn: sent as it is at a flush, not step by step. To be encoded at once."""
+        events = self._changed_uses()
         if self._turns_arrived:
-            yield TurnsArrived(self._turns_arrived, self._conversations_arrived)
+            events.append(TurnsArrived(self._turns_arrived, self._conversations_arrived))
             self._turns_arrived = self._conversations_arrived = 0
-        yield from self._changed_uses()
+        return events
 
-    def _changed_uses(self) -> Iterator[Event]:
+    def _changed_uses(self) -> list[AnyEvent]:
+        events: list[AnyEvent] = []
         while self._used:
             use = self._state.registry.use(worker := self._used.pop())
             if use is not None:
-                yield UseChanged(self._member.index, worker, copy(use))
+                events.append(UseChanged(self._member.index, worker, use))
+        return events
 
-    def own(self) -> list[Event]:
-        """What this process runs, for one that has just started."""
-        registry = self._state.registry
+    def own(self) -> list[AnyEvent]:
+        """What this process runs, for one that has just started. To be encoded at once."""
+        registry, index = self._state.registry, self._member.index
         uses = [(view.id, registry.use(view.id)) for view in registry.views()]
-        used = [UseChanged(self._member.index, worker, copy(use)) for worker, use in uses if use is not None]
         return [
-            *used,
+            *(UseChanged(index, worker, use) for worker, use in uses if use is not None),
             LegsUnderWay(self._state.beliefs.legs()),
             *map(EncodingCounted, self._state.encoders.to_encode()),
         ]
 
-    def snapshot(self) -> Iterator[list[Event]]:
+    def snapshot(self) -> Iterator[list[AnyEvent]]:
         """All that this process knows, in batches; what changes between two of them is sent as a change."""
         state = self._state
         yield [EstimatesLearned(estimates) for estimates in state.tokens.estimates()]
@@ -206,10 +189,10 @@ class TurnReplication:
             UseChanged: lambda _, event: self._apply_use(event),
             SessionLearned: lambda _, event: state.sessions.adopt(event.session, event.label, event.keys),
             SessionDropped: lambda _, event: state.sessions.drop(event.session_id),
-            LegSent: lambda sender, event: beliefs.sent(event.leg, sender),
-            LegEnded: lambda sender, event: beliefs.ended_leg(event.end, sender),
+            SentLeg: lambda sender, leg: beliefs.sent(leg, sender),
+            LegOutcome: lambda sender, end: beliefs.ended_leg(end, sender),
             LegsUnderWay: lambda sender, event: beliefs.adopt_legs(event.legs, sender),
-            CacheSeen: lambda sender, event: beliefs.found(event.found, sender),
+            CacheFound: lambda sender, found: beliefs.found(found, sender),
             BookLearned: lambda _, event: beliefs.adopt_lessons(event.lessons),
             TokensCounted: lambda _, event: state.tokens.take(
                 event.model, event.added, event.new_tokens, event.completion_tokens
@@ -220,7 +203,8 @@ class TurnReplication:
             RepliesLearned: lambda _, event: state.sessions.rendered.adopt(event.case, event.score),
             LawsTold: lambda _, event: state.laws.take(event.news, now()),
             LawsLearned: lambda _, event: state.laws.adopt(event.lessons, now()),
-            HabitSeen: lambda _, event: state.forecasts.take(event.habit),
+            AnswerEnded: lambda _, habit: state.forecasts.take(habit),
+            SessionReturned: lambda _, habit: state.forecasts.take(habit),
             HabitsLearned: lambda _, event: state.forecasts.adopt(event.habits),
             EmbeddingsHeld: lambda _, event: state.encoders.take(event.found),
             EncodingCounted: lambda sender, event: state.encoders.count_elsewhere(sender, event.count),

@@ -24,7 +24,7 @@ class Receiver:
     def __init__(self, ends: Ends) -> None:
         self.received: list[tuple[int, str]] = []
         self.lost: list[int] = []
-        self.channels = Channels(ends, self._apply, self.lost.append)
+        self.channels = Channels(ends, {SessionDropped: self._apply}, self.lost.append)
 
     def _apply(self, sender: int, event: Event) -> None:
         assert isinstance(event, SessionDropped)
@@ -111,6 +111,44 @@ async def test_what_one_said_that_died_before_it_counted_is_heard_too() -> None:
         two.channels.close()
 
 
+async def test_a_successor_is_heard_at_once_whose_predecessor_died_before_it_counted() -> None:
+    with receivers() as (ends, (one, two)):
+        send(one, "last words")
+        packet = ends[1][0].socket.recv(2 * PACKET_BYTES)
+        assert two.texts() == []
+        ends[0][1].socket.send(packet)
+        successor = Receiver(ends[0])
+        successor.channels.open()
+        send(successor, "first words")
+        assert two.texts() == ["last words", "first words"]
+        successor.channels.close()
+
+
+async def test_a_socket_is_not_asked_for_more_than_was_spoken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system call and an exception that a turn need not wait for."""
+    with receivers() as (ends, (one, two)):
+        assert two.texts() == []  # nor is it known what a predecessor has read before this
+        with monkeypatch.context() as watched:
+            asked = WatchedSocket(ends[1][0].socket)
+            watched.setattr(ends[1][0], "socket", asked)
+            send(one, "first")
+            assert two.texts() == ["first"]
+            send(one, "second")
+            send(one, "third")
+            assert two.texts() == ["first", "second", "third"]
+            assert asked.times == 3
+
+
+class WatchedSocket:
+    def __init__(self, one: socket.socket) -> None:
+        self._socket = one
+        self.times = 0
+
+    def recv_into(self, buffer: memoryview) -> int:
+        self.times += 1
+        return self._socket.recv_into(buffer)
+
+
 def test_what_a_forked_process_says_is_counted_here() -> None:
     ends = make_ends(2)
     pid = os.fork()
@@ -120,7 +158,7 @@ def test_what_a_forked_process_says_is_counted_here() -> None:
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
-    assert (ends[1][0].peer_sent(), ends[0][1].peer_sent()) == (1, 0)
+    assert list(ends[1][0].sent[:2]) == [0, 1]
     assert ends[1][0].socket.recv(100) == b"from the child"
     for end in (end for of_one in ends for end in of_one.values()):
         end.close()

@@ -21,8 +21,8 @@ from ppd.proxy.laws.forecasts import AnswerEnded, SessionReturned
 from ppd.proxy.laws.profiles import Profiles
 from ppd.proxy.laws.worker_laws import TurnTimes
 from ppd.proxy.peers.channels import Member
-from ppd.proxy.peers.events import Event, LegEnded, LegSent, LegsUnderWay, TokensCounted
-from ppd.proxy.peers.turn_replication import Appliers, TurnReplication
+from ppd.proxy.peers.events import AnyEvent, Appliers, LegsUnderWay, TokensCounted
+from ppd.proxy.peers.turn_replication import TurnReplication
 from ppd.proxy.routing.state import State
 from tests.proxy.peers.test_membership import catching_up
 from tests.proxy.peers.test_rounds import asked, find, finish
@@ -259,9 +259,9 @@ async def test_a_newcomer_knows_what_is_under_way_elsewhere_as_soon_as_it_knows_
 # -- messages that are late, lost, repeated or nonsense
 
 LEG = SentLeg(1, R1, 5, 3000, [MARK])
-SENT, USED, LEFT = LegSent(LEG), LegEnded(LegOutcome(1, True)), LegEnded(LegOutcome(1, False))
-NEXT = LegSent(SentLeg(2, R1, 6, 4000, []))
-GONE = LegSent(SentLeg(3, WorkerId("r9:9"), 6, 4000, []))
+SENT, USED, LEFT = LEG, LegOutcome(1, True), LegOutcome(1, False)
+NEXT = SentLeg(2, R1, 6, 4000, [])
+GONE = SentLeg(3, WorkerId("r9:9"), 6, 4000, [])
 
 
 @pytest.mark.parametrize(
@@ -275,14 +275,14 @@ GONE = LegSent(SentLeg(3, WorkerId("r9:9"), 6, 4000, []))
         ([SENT, LEFT, USED], 0, 0),
         ([USED, SENT, LEFT], 0, 0),  # the first is of a leg that nobody has heard of
         ([SENT, SENT, LEFT, LEFT], 0, 0),
-        ([SENT, NEXT, LegsUnderWay([NEXT.leg])], 0, 4000),  # how one ended was lost
-        ([SENT, LegsUnderWay([LEG, NEXT.leg]), USED], 3000, 7000),  # and how another began
+        ([SENT, NEXT, LegsUnderWay([NEXT])], 0, 4000),  # how one ended was lost
+        ([SENT, LegsUnderWay([LEG, NEXT]), USED], 3000, 7000),  # and how another began
         ([SENT, LegsUnderWay([])], 0, 0),
         ([LegsUnderWay([LEG]), LegsUnderWay([LEG]), LEFT], 0, 0),
-        ([SENT, GONE, LegEnded(LegOutcome(3, True)), USED], 3000, 3000),
+        ([SENT, GONE, LegOutcome(3, True), USED], 3000, 3000),
     ],
 )
-def test_events_of_legs_that_are_lost_or_repeated(events: list[Event], held: int, room: int) -> None:
+def test_events_of_legs_that_are_lost_or_repeated(events: list[AnyEvent], held: int, room: int) -> None:
     state, appliers = told()
     state.beliefs.ended(1, [Residency(R1, state.registry.views()[0].incarnation, 0)], ())  # makes the book
     for event in events:
@@ -292,11 +292,11 @@ def test_events_of_legs_that_are_lost_or_repeated(events: list[Event], held: int
 
 def test_legs_of_two_processes_with_one_number_are_two() -> None:
     state, appliers = told()
-    appliers[LegSent](1, SENT)
-    appliers[LegSent](2, LegSent(replace(LEG, history=6)))
-    appliers[LegEnded](2, USED)
+    appliers[SentLeg](1, SENT)
+    appliers[SentLeg](2, replace(LEG, history=6))
+    appliers[LegOutcome](2, USED)
     assert (holds(state, 5), holds(state, 6)) == (0, 3000)
-    appliers[LegEnded](1, USED)
+    appliers[LegOutcome](1, USED)
     assert (holds(state, 5), holds(state, 6)) == (3000, 3000)
 
 
@@ -351,13 +351,12 @@ async def test_what_cannot_be_sent_does_not_keep_the_rest_from_being_sent() -> N
 async def test_what_a_turn_tells_is_small() -> None:
     async with pair_of() as pair:
         zero = pair.ones[0]
-        sent = list[Event]()
-        zero.membership._channels.queue = sent.append  # type: ignore[method-assign, assignment]
         turn = touches(zero.state, 5, 6000)
         turn.sent()
         turn.answering()
         turn.close()
         zero.state.tokens.learn("m", ADDED, 2000, 77)
         turn.answered(0)
-        assert [type(event) for event in sent] == [LegSent, LegEnded, TokensCounted]
+        sent = zero.membership._channels._outbox
+        assert [type(event) for event in sent] == [SentLeg, LegOutcome, TokensCounted]
         assert len(msgspec.msgpack.encode(sent)) < 150

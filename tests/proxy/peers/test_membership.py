@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,7 +80,7 @@ async def test_an_answer_to_a_predecessors_question_is_not_taken_for_ones_own(pa
     pair.ones[0] = successor = pair.begin(0)
     successor.membership._channels.open()
     asking = asyncio.create_task(successor.membership._ask(1, "what", b"this"))
-    Channels(pair.ends[1], lambda *_: None, lambda _: None).send(0, [PeerAnswer(old_number, b"the answer to that")])
+    Channels(pair.ends[1], {}, lambda _: None).send(0, [PeerAnswer(old_number, b"the answer to that")])
     assert await asking == b"the answer to this"
     await pair.hush()
 
@@ -251,7 +252,7 @@ async def test_one_that_has_just_started_asks_another_when_its_source_dies() -> 
     heard: dict[int, list[Event]] = {0: [], 1: []}
 
     def listener(index: int) -> Channels:
-        return Channels(ends[index], lambda _, event: heard[index].append(event), lambda _: None)
+        return Channels(ends[index], defaultdict(lambda: lambda _, event: heard[index].append(event)), lambda _: None)
 
     channels = {index: listener(index) for index in heard}
 

@@ -125,9 +125,7 @@ class ProxyRouting:
 
     def attach(self, channels: EventSender) -> None:
         def changed(worker: WorkerId, change: WorkerChange) -> None:
-            if change is not WorkerChange.VIEW:
-                self.turns.use_changed(worker, change)
-            elif self._leads and (view := self._registry.view(worker)) is not None:
+            if self._leads and (view := self._registry.view(worker)) is not None:
                 channels.queue(WorkerSeen(view))
 
         self.turns.attach(channels)

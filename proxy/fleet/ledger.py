@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from msgspec.structs import replace
 
+from ..runtime.replicated import Replicated
 from .view import NO_PROMPTS, Others, RecentPrompts, WorkerView
 from .worker import Load, Role, WorkerId
 
@@ -133,6 +134,9 @@ RECENT_TOKENS = 1 << 19
 """For each worker: when turns have brought as many, what they brought until then counts by half. Some caches full."""
 
 
+_NO_USES: dict[int, Use] = {}
+
+
 class Uses:
     """Of all workers and processes.
 
@@ -143,6 +147,7 @@ class Uses:
     def __init__(self) -> None:
         self.own: dict[WorkerId, Use] = {}
         self.others: dict[WorkerId, dict[int, Use]] = {}  # by process
+        self.replicated: Replicated[WorkerId, bool] | None = None  # changed: own use, and whether that has other legs
         self._recent_tokens = 0  # of all workers, by all processes
         self._halvings = 0
 
@@ -158,6 +163,13 @@ class Uses:
         if worker_id in self.own:
             yield self.own[worker_id]
         yield from self.others.get(worker_id, {}).values()
+
+    def inflight(self, worker_id: WorkerId) -> int:
+        own = self.own.get(worker_id)
+        legs = 0 if own is None else own.inflight
+        for use in self.others.get(worker_id, _NO_USES).values():
+            legs += use.inflight
+        return legs
 
     def total(self, worker_id: WorkerId) -> Use:
         own, others = self.own[worker_id], self.others.get(worker_id)
@@ -180,9 +192,11 @@ class Uses:
         elif behind < 0:
             use.recent_tokens >>= -behind
             use.halvings = self._halvings
-        uses = self.others.setdefault(worker_id, {})
+        uses = self.others.get(worker_id)
+        if uses is None:
+            uses = self.others[worker_id] = {}
         known = uses.get(process)
-        self._recent_tokens += use.recent_tokens - (0 if known is None else known.recent_tokens)
+        self._recent_tokens += use.recent_tokens if known is None else use.recent_tokens - known.recent_tokens
         uses[process] = use
         return behind > 0
 
@@ -207,24 +221,34 @@ class Uses:
 
 
 def summed(own: Use, others: Iterable[Use]) -> Use:
-    """Of all processes. Times are the latest, as a link or an engine is free when the last of them has done with it."""
-    total = replace(own)
+    """Of all processes. Times are the latest, as a link or an engine is free when the last of them has done with it.
+
+    Made anew: to set a struct's fields one by one takes twice as long.
+    """
+    total = own
     for use in others:
-        total.inflight += use.inflight
-        total.queued_prefill_tokens += use.queued_prefill_tokens
-        total.placed_tokens += use.placed_tokens
-        total.recent_tokens += use.recent_tokens
-        total.decoding += use.decoding
-        total.context_tokens += use.context_tokens
-        total.reserved_tokens += use.reserved_tokens
-        total.prefills += use.prefills
-        total.queued_prefill_s += use.queued_prefill_s
-        total.prefills_since_s = max(total.prefills_since_s, use.prefills_since_s)
-        total.unseen_prefill_until_s = max(total.unseen_prefill_until_s, use.unseen_prefill_until_s)
-        total.sends_free_s = max(total.sends_free_s, use.sends_free_s)
-        total.receives_free_s = max(total.receives_free_s, use.receives_free_s)
-        total.recent_prompts = total.recent_prompts.joined(use.recent_prompts)
+        total = Use(
+            inflight=total.inflight + use.inflight,
+            queued_prefill_tokens=total.queued_prefill_tokens + use.queued_prefill_tokens,
+            placed_tokens=total.placed_tokens + use.placed_tokens,
+            recent_tokens=total.recent_tokens + use.recent_tokens,
+            decoding=total.decoding + use.decoding,
+            context_tokens=total.context_tokens + use.context_tokens,
+            reserved_tokens=total.reserved_tokens + use.reserved_tokens,
+            prefills=total.prefills + use.prefills,
+            queued_prefill_s=total.queued_prefill_s + use.queued_prefill_s,
+            prefills_since_s=_later(total.prefills_since_s, use.prefills_since_s),
+            unseen_prefill_until_s=_later(total.unseen_prefill_until_s, use.unseen_prefill_until_s),
+            sends_free_s=_later(total.sends_free_s, use.sends_free_s),
+            receives_free_s=_later(total.receives_free_s, use.receives_free_s),
+            recent_prompts=total.recent_prompts.joined(use.recent_prompts),
+        )
     return total
+
+
+def _later(one_s: float, other_s: float) -> float:
+    """As `max`, in half the time."""
+    return one_s if one_s > other_s else other_s
 
 
 def shown(view: WorkerView, use: Use) -> WorkerView:

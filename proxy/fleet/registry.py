@@ -29,8 +29,6 @@ class WorkerChange(Enum):
 
     VIEW = auto()  # it came, or its description, state or load
     GONE = auto()
-    LEGS = auto()  # this process's use of it, with the number of its legs
-    TOKENS = auto()  # this process's use of it, but not the number of its legs
 
 
 class Registry:
@@ -43,7 +41,7 @@ class Registry:
         self._views: dict[WorkerId, WorkerView] = {}
         self.engine: Callable[[WorkerId], WorkerView | None] = self._views.get
         """As `view`, but what it says of the worker's use may be old."""
-        self._uses = Uses()
+        self.uses = Uses()
         self._closed: set[WorkerId] = set()  # static workers whose ports were found closed since they were last up
         self._changed: set[WorkerId] = set()  # workers whose views do not show their use yet
         self._rosters = Rosters()
@@ -206,7 +204,7 @@ class Registry:
 
         `use_changed` is to be told of what else becomes of this use. None: the worker has left.
         """
-        used = self._uses.own.get(worker_id)
+        used = self.uses.own.get(worker_id)
         if used is not None:
             used.begin(leg, now_s)
             self._placed(used, leg.placed_tokens)
@@ -215,14 +213,14 @@ class Registry:
 
     def use_changed(self, worker_id: WorkerId, used: Use, *, legs: bool = False) -> None:
         # Else the worker has left meanwhile; should it be back, it counts anew.
-        if self._uses.own.get(worker_id) is used:
+        if self.uses.own.get(worker_id) is used:
             self._changed.add(worker_id)
-            if self.replicated is not None:
-                self.replicated.changed(worker_id, WorkerChange.LEGS if legs else WorkerChange.TOKENS)
+            if (replicated := self.uses.replicated) is not None:
+                replicated.changed(worker_id, legs)
 
     def reserve(self, worker_id: WorkerId, prefill_tokens: int, placed_tokens: int = 0) -> Use | None:
         """A request that is no turn's. `release` takes what comes of it; None: the worker has left."""
-        used = self._uses.own.get(worker_id)
+        used = self.uses.own.get(worker_id)
         if used is not None:
             self._add(worker_id, used, 1, prefill_tokens, placed_tokens)
         return used
@@ -234,14 +232,14 @@ class Registry:
 
     def answered(self, worker_id: WorkerId) -> None:
         """The worker has sent some of an answer; told once a second."""
-        used = self._uses.own.get(worker_id)
+        used = self.uses.own.get(worker_id)
         if used is not None:
             used.answers += 1
             self.use_changed(worker_id, used)
 
     def answers(self, worker_id: WorkerId) -> int:
         """Changes while the worker answers any process's turns."""
-        return sum(use.answers for use in self._uses.of(worker_id))
+        return sum(use.answers for use in self.uses.of(worker_id))
 
     def recovered(self, worker_id: WorkerId, now_s: float) -> None:
         """The worker serves again after it did not: slow start begins."""
@@ -252,7 +250,7 @@ class Registry:
     def adopt(self, view: WorkerView) -> None:
         """Takes a worker from the process that watches them: all of its view except the use."""
         old = self._views.get(view.id)
-        used = self._uses.joined(view.id)
+        used = self.uses.joined(view.id)
         if old is None or old.reports != view.reports:
             used.placed_tokens = 0
         self._put(view)
@@ -265,34 +263,34 @@ class Registry:
         self._rosters.clear()
         self._closed.discard(worker_id)
         self._aliases = None
-        self._uses.drop(worker_id)
+        self.uses.drop(worker_id)
 
     def use(self, worker_id: WorkerId) -> Use | None:
         """This process's own."""
-        return self._uses.own.get(worker_id)
+        return self.uses.own.get(worker_id)
 
     def total_use(self, worker_id: WorkerId) -> Use:
         """All processes' use of a worker that is there."""
-        return self._uses.total(worker_id)
+        return self.uses.total(worker_id)
 
     def inflight(self, worker_id: WorkerId) -> int:
         """Legs of all processes on this worker."""
-        return sum(use.inflight for use in self._uses.of(worker_id))
+        return self.uses.inflight(worker_id)
 
     def others(self) -> Iterator[tuple[int, WorkerId, Use]]:
         """Each other process's use of each worker: process, worker, use."""
-        for worker_id, uses in self._uses.others.items():
+        for worker_id, uses in self.uses.others.items():
             for process, use in uses.items():
                 yield process, worker_id, use
 
     def used_by(self, process: int, worker_id: WorkerId, use: Use) -> None:
-        if self._uses.heard(process, worker_id, use):
-            self._changed.update(self._uses.own)
+        if self.uses.heard(process, worker_id, use):
+            self._changed.update(self.uses.own)
         self._changed.add(worker_id)
 
     def ended(self, process: int) -> None:
         """The process has ended: it has no legs any more."""
-        self._changed.update(self._uses.ended(process))
+        self._changed.update(self.uses.ended(process))
 
     # -- inside
 
@@ -325,7 +323,7 @@ class Registry:
             heard_s=now_s,
             since_s=now_s,
         )
-        used = self._uses.joined(worker.id)
+        used = self.uses.joined(worker.id)
         if old is not None:  # its cache is gone or its role changed; these still hold
             fresh = replace(
                 fresh, up=old.up, unanswered=old.unanswered, held_back=old.held_back, configured=old.configured
@@ -352,13 +350,13 @@ class Registry:
         self.use_changed(worker_id, used, legs=True)
 
     def _placed(self, used: Use, tokens: int) -> None:
-        if tokens and self._uses.placed(used, tokens):
-            self._changed.update(self._uses.own)
+        if tokens and self.uses.placed(used, tokens):
+            self._changed.update(self.uses.own)
 
     def _catch_up(self) -> None:
         if not self._changed:
             return
-        views, uses, changed = self._views, self._uses, self._changed
+        views, uses, changed = self._views, self.uses, self._changed
         self._changed = set()
         for worker_id in changed:
             if (view := views.get(worker_id)) is not None:
@@ -373,7 +371,7 @@ class Registry:
         if load is None or not load.is_possible:
             is_old = view.others != NO_OTHERS and now_s - view.reported_s > REPORT_AGE_S
             return {"others": NO_OTHERS} if is_old else {}
-        used = self._uses.own[worker_id]
+        used = self.uses.own[worker_id]
         if used.placed_tokens:
             used.placed_tokens = 0
             self.use_changed(worker_id, used)

@@ -45,9 +45,18 @@ class RecentPrompts(msgspec.Struct, frozen=True, array_like=True, gc=False):
         )
 
     def joined(self, other: RecentPrompts) -> RecentPrompts:
-        now_s = max(self.at_s, other.at_s)
-        mine, theirs = self.at(now_s), other.at(now_s)
-        return RecentPrompts(now_s, mine.busy + theirs.busy, mine.rate + theirs.rate, mine.urgency + theirs.urgency)
+        if not other.rate:
+            return self
+        if not self.rate:
+            return other
+        older, newer = (self, other) if self.at_s < other.at_s else (other, self)
+        left = older.left(newer.at_s)
+        return RecentPrompts(
+            newer.at_s,
+            older.busy * left + newer.busy,
+            older.rate * left + newer.rate,
+            older.urgency * left + newer.urgency,
+        )
 
     @property
     def patience_s(self) -> float:

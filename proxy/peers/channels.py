@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import mmap
 import secrets
 import socket
@@ -205,7 +206,7 @@ class _Channel:
         self.peer = peer
         self._end = end
         self._sent, self._other = end.sent, 1 - end.side
-        self._read: int | None = None  # packets, as the other side counts them; None: until there is no more to read
+        self._read = -math.inf  # packets, as the other side counts them; before the first one it is not known
         self._channels = channels
         self._appliers = appliers
         self._on_lost = on_lost
@@ -228,7 +229,7 @@ class _Channel:
     def _on_readable(self) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._end.socket)
-        self._read = None  # whatever the count says: the peer may have died before it could write it
+        self._read = -math.inf  # whatever the count says: the peer may have died before it could write it
         self._listening = loop.call_later(ROUND_S, self.listen)
         self._channels.drain()
 
@@ -251,21 +252,21 @@ class _Channel:
 
     def drain(self) -> bool:
         """Whether there was anything to read."""
-        sent, read = self._sent[self._other], self._read
-        if sent == read:
+        sent = self._sent[self._other]
+        most = sent - self._read
+        if not most:
             return False
-        left, packets = PACKETS_AT_ONCE if read is None else min(sent - read, PACKETS_AT_ONCE), 0
-        receive, buffer = self._end.socket.recv_into, self._buffer
+        most = min(most, PACKETS_AT_ONCE)
+        packets, receive, buffer = 0, self._end.socket.recv_into, self._buffer
         try:
-            while packets < left and (size := receive(buffer)):
+            while packets < most and (size := receive(buffer)):
                 packets += 1
                 if buffer[0] == _WHOLE:
                     self._parts = None
                     self._apply(buffer[1:size])
                 else:
                     self._take_part(buffer[0], bytes(buffer[1:size]))
-            if read is not None:
-                self._read = read + packets
+            self._read += packets
         except BlockingIOError:
             self._read = sent  # what was sent while this was read is for the next time
         return packets > 0

@@ -66,6 +66,7 @@ class SessionLearned(Event, tag="learned"):
     session: Session
     label: int | None
     keys: list[int]
+    has_prefilled: bool = True  # or may have, as told in a snapshot
 
 
 class SessionDropped(Event, tag="dropped"):

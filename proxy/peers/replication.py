@@ -83,11 +83,9 @@ class Replication:
     # -- sending
 
     def _worker_changed(self, worker: WorkerId, change: WorkerChange) -> None:
-        if change is WorkerChange.LEGS or change is WorkerChange.TOKENS:
-            self._turns.use_changed(worker, change)
-        elif not self._member.leads:
+        if not self._member.leads:
             return
-        elif change is WorkerChange.GONE:
+        if change is WorkerChange.GONE:
             self._channels.queue(WorkerGone(worker))
         elif (view := self._state.registry.view(worker)) is not None:
             self._channels.queue(WorkerSeen(view))

@@ -10,7 +10,6 @@ from typing import Generic, ParamSpec, Protocol
 from ..beliefs.held import CacheFound, LegOutcome, SentLeg
 from ..encoders.encoder_chooser import ItemsToEncode
 from ..encoders.records import Embeddings
-from ..fleet.registry import WorkerChange
 from ..fleet.worker import WorkerId
 from ..laws.forecasts import AnswerEnded, SessionReturned
 from ..laws.worker_laws import LawsNews
@@ -84,22 +83,23 @@ class TurnReplication:
         state.sessions.rendered.replicated = Copies(catch_up, self._replies_learned)
         state.laws.replicated = Copies(catch_up, self._laws_told)
         state.forecasts.replicated = Copies(catch_up, channels.queue)
+        state.registry.uses.replicated = Copies(catch_up, self._use_changed)
         state.arrivals.replicated = Copies(catch_up, self._turn_arrived)
         state.encoders.replicated = Copies(catch_up, self._media_encoded)
 
     # -- sending
 
-    def use_changed(self, worker: WorkerId, change: WorkerChange) -> None:
+    def _use_changed(self, worker: WorkerId, has_other_legs: bool) -> None:
         self._used.add(worker)
-        if change is WorkerChange.LEGS and 2 * self._state.registry.inflight(worker) >= self._leg_limit():
+        if has_other_legs and 2 * self._state.registry.inflight(worker) >= self._leg_limit():
             self._channels.flush()  # so little room is left that all processes should know of each leg
         else:
             self._channels.schedule_flush()
 
-    def _session_learned(self, session: Session, label: int | None, keys: Iterable[int]) -> None:
+    def _session_learned(self, session: Session, label: int | None, keys: Iterable[int], has_prefilled: bool) -> None:
         # At once: the answer's last bytes are about to go to the client, whose next turn may reach any process.
         news = self._changed_uses()  # nor is the turn's worker busier there than here
-        news.append(SessionLearned(session, label, list(keys)))
+        news.append(SessionLearned(session, label, list(keys), has_prefilled))
         self._channels.broadcast(news)
 
     def _tokens_counted(self, model: str, added: Mapping[int, int], new_tokens: int, completion: int | None) -> None:
@@ -187,7 +187,9 @@ class TurnReplication:
         state, now, beliefs = self._state, self._state.now, self._state.beliefs
         return {
             UseChanged: lambda _, event: self._apply_use(event),
-            SessionLearned: lambda _, event: state.sessions.adopt(event.session, event.label, event.keys),
+            SessionLearned: lambda _, event: state.sessions.adopt(
+                event.session, event.label, event.keys, has_prefilled=event.has_prefilled
+            ),
             SessionDropped: lambda _, event: state.sessions.drop(event.session_id),
             SentLeg: lambda sender, leg: beliefs.sent(leg, sender),
             LegOutcome: lambda sender, end: beliefs.ended_leg(end, sender),

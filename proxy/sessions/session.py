@@ -128,6 +128,12 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
             return None
         return Residency(self.decode, self.decode_incarnation, LEARNT.unpack_from(self.packed)[1])
 
+    @property
+    def prefill_residency(self) -> Residency | None:
+        if self.prefill is None:
+            return None
+        return Residency(self.prefill, self.prefill_incarnation, LEARNT.unpack_from(self.packed)[2])
+
     def learnt(self) -> tuple[float | None, Residency | None, Residency | None]:
         """Mean length of its answers, and what the decode and the prefill worker held after its last turn."""
         learnt: _Learnt = LEARNT.unpack_from(self.packed)

@@ -88,7 +88,7 @@ class SessionTable:
         self._serials = serials or count(1)
         self.rendered = RenderedReplies()
         self._beliefs = beliefs or Beliefs(lambda worker: None)
-        self.replicated: Replicated[Session, int | None, set[int]] | None = None  # `changed` takes what `adopt` takes
+        self.replicated: Replicated[Session, int | None, set[int], bool] | None = None  # changed: as `adopt`
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -143,21 +143,22 @@ class SessionTable:
         self._name(session, prompt.label)
         self._touch(session, now_s)
         if self.replicated is not None:
-            self.replicated.changed(session, prompt.label, new)
+            self.replicated.changed(session, prompt.label, new, outcome.prefill is not None)
         if len(self._sessions) > self._capacity:
             self._expire(now_s)
 
-    def adopt(self, theirs: Session, label: int | None, keys: Iterable[int]) -> None:
+    def adopt(self, theirs: Session, label: int | None, keys: Iterable[int], *, has_prefilled: bool = True) -> None:
         """Takes over a session from another process. If both ended a turn of it at once, the later one counts.
 
         label: the name by which it is found from now on, if it was given one. keys: those that now lead to it.
+        has_prefilled: its turn may have had a P.
         """
         try:
             after = index_keys(theirs)
         except ValueError:  # the process is of another version
             return
         ours = self._sessions.get(theirs.history)
-        _, decode, prefill = theirs.learnt()
+        decode, prefill = theirs.decode_residency, theirs.prefill_residency if has_prefilled else None
         if ours is not None:
             if ours.seen_s > theirs.seen_s and ours.turn >= theirs.turn:
                 for key in after.intersection(keys, index_keys(ours)):  # the newer turn told only of others
@@ -172,14 +173,15 @@ class SessionTable:
                         del self._index[key]
             if ours.label is not None and self._renamed.get(ours.label) is ours:
                 self._renamed[ours.label] = theirs
-            if ours.learnt()[2] == prefill:
-                prefill = None  # its turn had no P
+            if prefill is not None and ours.prefill_residency == prefill:
+                prefill = None  # it is told of once more
         self._beliefs.ended(theirs.history, (decode, prefill), theirs.marks)
         self._index.update(dict.fromkeys(after.intersection(keys), theirs))
         self._name(theirs, label)
         self._sessions[theirs.history] = theirs
         self._sessions.move_to_end(theirs.history)
-        self._expire(theirs.seen_s)
+        if theirs.seen_s > self._none_expires_before_s or len(self._sessions) > self._capacity:
+            self._expire(theirs.seen_s)
 
     def holder(self, key: int) -> WorkerId | None:
         """The D of the newest session with this prefix, as a stored response's; None where none is known."""

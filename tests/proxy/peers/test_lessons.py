@@ -29,6 +29,8 @@ from tests.proxy.peers.test_rounds import asked, find, finish
 from tests.support.processes import R1, Pair, worker
 
 CAPACITY = 10_000
+P1 = WorkerId("p1:1")
+ON_R = TurnCaches(R1)
 SHIPPED = "h100-llama-3.1-8b"
 LIKES = f"{SHIPPED}/R/m"
 SLOW = TurnTimes(
@@ -71,11 +73,13 @@ def heard(pair: Pair) -> None:
         process.membership.catch_up()
 
 
-def touches(state: State, history: int, tokens: int, source: int | None = None) -> TurnTouches:
+def touches(
+    state: State, history: int, tokens: int, source: int | None = None, caches: TurnCaches = ON_R
+) -> TurnTouches:
     entry = PromptEntry(history, source, (MARK,))
     views = state.registry.fleet("m").views
     held = state.beliefs.held(views, entry, tokens)
-    return TurnTouches(state.beliefs, entry, held, tokens, TurnCaches(R1))
+    return TurnTouches(state.beliefs, entry, held, tokens, caches)
 
 
 def holds(state: State, history: int) -> int:
@@ -360,3 +364,27 @@ async def test_what_a_turn_tells_is_small() -> None:
         sent = zero.membership._channels._outbox
         assert [type(event) for event in sent] == [SentLeg, LegOutcome, TokensCounted]
         assert len(msgspec.msgpack.encode(sent)) < 150
+
+
+async def test_a_turn_that_had_no_p_leaves_the_ps_book_as_it_was_in_all() -> None:
+    """Though its session still knows which P the turn before had."""
+    async with pair_of() as pair:
+        zero, one = pair.ones
+        worker(zero.state.registry, P1)
+        heard(pair)
+        request = asked("hi")
+        finish(zero, find(zero, request), request, "yo", prefill=P1)
+        touches(zero.state, 5, 600, caches=TurnCaches(P1)).answering()  # later than that turn
+        heard(pair)
+        used = newest(zero.state, P1)
+        assert len(used) == 2
+        request = asked("hi", "yo", "more")
+        finish(zero, find(zero, request), request, "so")
+        heard(pair)
+        assert newest(zero.state, P1) == newest(one.state, P1) == used
+
+
+def newest(state: State, address: WorkerId) -> list[int]:
+    book = state.beliefs.book(address)
+    assert book is not None
+    return book.newest(10)

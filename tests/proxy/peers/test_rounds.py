@@ -15,6 +15,7 @@ import pytest
 from ppd.proxy.admission.keys import Client
 from ppd.proxy.assembly import Proxy
 from ppd.proxy.errors import RateLimited
+from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
 from ppd.proxy.peers import membership, turn_replication
@@ -52,10 +53,15 @@ def find(one: Proxy, request: Request) -> SessionMatch:
     return one.state.sessions.find(request.prompt, one.state.now())
 
 
-def finish(one: Proxy, place: SessionMatch, request: Request, reply: str) -> None:
+def finish(one: Proxy, place: SessionMatch, request: Request, reply: str, *, prefill: WorkerId | None = None) -> None:
     key = ReplyKey(request)
     key.add_text(reply)
-    outcome = TurnOutcome(prompt_tokens=PROMPT_TOKENS, completion_tokens=1, reply_key=key.key())
+    outcome = TurnOutcome(
+        prompt_tokens=PROMPT_TOKENS,
+        completion_tokens=1,
+        reply_key=key.key(),
+        prefill=None if prefill is None else one.state.beliefs.residency(prefill, PROMPT_TOKENS),
+    )
     one.state.sessions.finish(place, request.prompt, outcome, one.state.now())
 
 

@@ -157,7 +157,7 @@ def telling() -> tuple[SessionTable, list[tuple[Session, int | None, set[int]]]]
         list[tuple[Session, int | None, set[int]]](),
     )
     table.replicated = Copies(
-        lambda: None, lambda session, label, keys: told.append((replace(session), label, set(keys)))
+        lambda: None, lambda session, label, keys, _: told.append((replace(session), label, set(keys)))
     )
     return table, told
 

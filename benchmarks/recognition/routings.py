@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import count as numbered_from
@@ -111,10 +111,6 @@ class VirtualChannels:
     def queue(self, event: AnyEvent) -> None:
         self._outbox.append(event)
         self.schedule_flush()
-
-    def broadcast(self, events: Iterable[AnyEvent]) -> None:
-        self._outbox.extend(events)
-        self._send_outbox()
 
     def schedule_flush(self) -> None:
         if not self._is_flushing:

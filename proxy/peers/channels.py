@@ -154,11 +154,6 @@ class Channels:
         if self._flushing is None:
             self._flushing = asyncio.get_running_loop().call_later(ROUND_S, self._round)
 
-    def broadcast(self, events: Iterable[AnyEvent]) -> None:
-        """Sends to all at once, behind what is queued."""
-        self._outbox.extend(events)
-        self._send_outbox()
-
     def flush(self) -> None:
         """Puts what is queued and pending into the others' sockets."""
         self._outbox.extend(self._pending())

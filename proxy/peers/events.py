@@ -160,18 +160,14 @@ class UseChanged(Event, tag="use"):
     use: Use
 
 
-class TurnsArrived(Event, tag="arrived"):
-    """Turns that came to the sender since its last such event, and how many of them open a conversation."""
+class TurnsCounted(Event, tag="turns"):
+    """How many turns the sender has inside the fleet, and how many wait; how many came since its last such event, and
+    how many of these open a conversation."""
 
-    turns: int
-    conversations: int
-
-
-class InflightCount(Event, tag="inside"):
-    """How many turns the sender has inside the fleet, and how many wait there."""
-
-    turns: int
+    inside: int
     waiting: int
+    arrived: int = 0
+    conversations: int = 0
 
 
 class WorkerSeen(Event, tag="seen"):
@@ -306,8 +302,7 @@ AnyEvent = (
     | SessionLearned
     | SessionDropped
     | UseChanged
-    | TurnsArrived
-    | InflightCount
+    | TurnsCounted
     | WorkerSeen
     | WorkersPresent
     | WorkersAdded

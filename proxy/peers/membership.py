@@ -69,7 +69,8 @@ class Membership:
         self._member = member
         self._replication = replication
         self._count = count
-        self._channels = Channels(member.ends, self._appliers(), self._lost, replication.pending, replication.drained)
+        pending, drained = replication.turns.pending, replication.drained
+        self._channels = Channels(member.ends, self._appliers(), self._lost, pending, drained)
         self._asked: dict[int, asyncio.Future[bytes]] = {}
         self._life = secrets.randbits(62)
         self._numbers = itertools.count(self._life)  # answers to a predecessor's questions have other numbers
@@ -226,12 +227,12 @@ class Membership:
         }
 
     def _joined(self, sender: int, event: Joined) -> None:
-        self._replication.restarted(sender)
+        self._replication.turns.restarted(sender)
         self._stop_snapshot(sender)
         if sender == self._source and not self._has_state:  # it died: ask another for a snapshot
             self._source = None
             self._channels.queue(Joined(self._life))
-        self._channels.send(sender, [*self._replication.own(), JoinReply(event.life, self._has_state)])
+        self._channels.send(sender, [*self._replication.turns.own(), JoinReply(event.life, self._has_state)])
 
     def _replied(self, peer: int, event: JoinReply) -> None:
         if event.life != self._life:  # to a predecessor
@@ -261,7 +262,7 @@ class Membership:
     def _lost(self, peer: int) -> None:
         """The peer did not read for so long that events for it were dropped."""
         log.warning("process %d of this proxy was far behind; it is told everything again", peer)
-        self._channels.send(peer, self._replication.own())
+        self._channels.send(peer, self._replication.turns.own())
         self._start_snapshot(peer, 0)
 
     def _start_snapshot(self, peer: int, life: int) -> None:

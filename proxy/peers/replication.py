@@ -29,7 +29,6 @@ from .events import (
     ConfigChanged,
     ConfigRead,
     EnginesMet,
-    InflightCount,
     LimitCharged,
     LimitOwed,
     PairsLeft,
@@ -40,8 +39,6 @@ from .events import (
     WorkersPresent,
 )
 from .turn_replication import Copies, TurnReplication
-
-_NONE_INSIDE = InflightCount(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +61,16 @@ class Replication:
         self._canary = canary
         self._prober = prober
         self._operated = operated
-        self._turns = TurnReplication(member, state, lambda: operated.settings.config.max_worker_inflight)
-        self._inside_sent = _NONE_INSIDE
-        self._inside: dict[int, InflightCount] = {}  # by process
+        self.turns = TurnReplication(member, state, lambda: operated.settings.config.max_worker_inflight)
         self.appliers = self._make_appliers()
 
     def attach(self, channels: Channels) -> None:
         """From now on changes are sent, and decisions apply what the others sent before they read the state."""
         self._channels, state, catch_up = channels, self._state, channels.drain
-        self._turns.attach(channels)
+        self.turns.attach(channels)
         state.registry.replicated = Copies(catch_up, self._worker_changed)
         state.health.breakers.replicated = Copies(catch_up, self._circuit_changed)
         state.rate_limits.replicated = Copies(catch_up, self._limit_charged)
-        state.admission.replicated = Copies(catch_up, self._admission_changed)
         state.poisoned.replicated = Copies(catch_up, self._prompt_suspected)
         self._canary.replicated = Copies(catch_up, self._pairs_left)
 
@@ -104,30 +98,8 @@ class Replication:
         self._channels.queue(LimitCharged(name, limit, seconds))
         self._channels.flush()  # or a burst would have its allowance in each process
 
-    def _admission_changed(self) -> None:
-        if self._state.admission.is_tight:
-            self._channels.flush()
-        else:
-            self._channels.schedule_flush()
-
     def _pairs_left(self, left_to_turns: Collection[PairId]) -> None:
         self._channels.queue(PairsLeft(list(left_to_turns), list(self._state.health.strangers.unproven)))
-
-    def pending(self) -> list[AnyEvent]:
-        """What changes at every turn: sent as it is at a flush, not step by step."""
-        events = self._turns.pending()
-        inside = self._own_inside()
-        if inside != self._inside_sent:
-            self._inside_sent = inside
-            events.append(inside)
-        return events
-
-    def _own_inside(self) -> InflightCount:
-        return InflightCount(self._state.admission.inside, self._state.admission.waiting)
-
-    def own(self) -> list[AnyEvent]:
-        """What this process runs, for one that has just started."""
-        return [self._own_inside(), *self._turns.own()]
 
     def snapshot(self) -> Iterator[list[AnyEvent]]:
         """All that this process knows, in batches; what changes between two of them is sent as a change."""
@@ -144,7 +116,7 @@ class Replication:
         strangers = state.health.strangers
         yield [EnginesMet(strangers.met()), PairsLeft(list(self._canary.left_to_turns), list(strangers.unproven))]
         yield [PromptSuspected(prompt, dict(losses)) for prompt, losses in state.poisoned.suspects()]
-        yield from self._turns.snapshot()
+        yield from self.turns.snapshot()
 
     # -- applying
 
@@ -152,17 +124,11 @@ class Replication:
         """All that has come is applied: only now is it known whether others have left room for waiting turns."""
         self._state.admission.admit_waiting()
 
-    def restarted(self, process: int) -> None:
-        """Its predecessor's turns are gone."""
-        self._turns.restarted(process)
-        self._apply_inside(process, _NONE_INSIDE)
-
     def _make_appliers(self) -> Appliers:
         state = self._state
         limits, now = state.rate_limits, state.now
         return {
-            **self._turns.appliers(),
-            InflightCount: self._apply_inside,
+            **self.turns.appliers(),
             WorkerSeen: lambda _, event: self._apply_worker(event.view),
             WorkersPresent: lambda _, event: self._apply_fleet(event.workers),
             WorkersAdded: lambda _, event: self._apply_added(event.workers),
@@ -176,12 +142,6 @@ class Replication:
             ConfigChanged: lambda _, event: self._operated.change(event.keys),
             ConfigRead: lambda _, event: self._operated.adopt(event.in_force, event.in_file),
         }
-
-    def _apply_inside(self, sender: int, event: InflightCount) -> None:
-        before, admission = self._inside.get(sender, _NONE_INSIDE), self._state.admission
-        self._inside[sender] = event
-        admission.inside_elsewhere += event.turns - before.turns
-        admission.waiting_elsewhere += event.waiting - before.waiting
 
     def _apply_added(self, workers: list[WorkerId]) -> None:
         self._operated.settings.added = set(workers)

@@ -35,12 +35,13 @@ from .events import (
     SessionLearned,
     TemplateLearned,
     TokensCounted,
-    TurnsArrived,
+    TurnsCounted,
     UseChanged,
 )
 
 BATCH_SESSIONS = 200  # of a snapshot
 FIRST_SESSIONS = 5_000  # of a larger snapshot
+_NO_TURNS = TurnsCounted(0, 0)
 P = ParamSpec("P")
 
 
@@ -48,7 +49,6 @@ class EventSender(Protocol):
     """See `Channels`."""
 
     def queue(self, event: AnyEvent) -> None: ...
-    def broadcast(self, events: Iterable[AnyEvent]) -> None: ...
     def flush(self) -> None: ...
     def schedule_flush(self) -> None: ...
     def drain(self) -> None: ...
@@ -71,8 +71,12 @@ class TurnReplication:
         self._member = member
         self._state = state
         self._leg_limit = leg_limit
-        self._used: set[WorkerId] = set()  # workers whose use has changed since it was sent
-        self._turns_arrived = self._conversations_arrived = 0  # since it was sent
+        # Since they were sent:
+        self._used: set[WorkerId] = set()  # workers whose use has changed
+        self._counts_changed = False
+        self._arrived = self._conversations = 0
+
+        self._elsewhere: dict[int, TurnsCounted] = {}  # by process
 
     def attach(self, channels: EventSender) -> None:
         self._channels, state, catch_up = channels, self._state, channels.drain
@@ -85,6 +89,7 @@ class TurnReplication:
         state.forecasts.replicated = Copies(catch_up, channels.queue)
         state.registry.uses.replicated = Copies(catch_up, self._use_changed)
         state.arrivals.replicated = Copies(catch_up, self._turn_arrived)
+        state.admission.replicated = Copies(catch_up, self._admission_changed)
         state.encoders.replicated = Copies(catch_up, self._media_encoded)
 
     # -- sending
@@ -98,9 +103,8 @@ class TurnReplication:
 
     def _session_learned(self, session: Session, label: int | None, keys: Iterable[int], has_prefilled: bool) -> None:
         # At once: the answer's last bytes are about to go to the client, whose next turn may reach any process.
-        news = self._changed_uses()  # nor is the turn's worker busier there than here
-        news.append(SessionLearned(session, label, list(keys), has_prefilled))
-        self._channels.broadcast(news)
+        self._channels.queue(SessionLearned(session, label, list(keys), has_prefilled))
+        self._channels.flush()
 
     def _tokens_counted(self, model: str, added: Mapping[int, int], new_tokens: int, completion: int | None) -> None:
         self._channels.queue(TokensCounted(model, dict(added), new_tokens, completion))
@@ -118,31 +122,37 @@ class TurnReplication:
         self._channels.queue(EmbeddingsHeld(news) if isinstance(news, Embeddings) else EncodingCounted(news))
 
     def _turn_arrived(self, opens: bool) -> None:
-        self._turns_arrived += 1
-        self._conversations_arrived += opens
+        self._arrived += 1
+        self._conversations += opens
+        self._counts_changed = True
         self._channels.schedule_flush()
+
+    def _admission_changed(self) -> None:
+        self._counts_changed = True
+        if self._state.admission.is_tight:
+            self._channels.flush()
+        else:
+            self._channels.schedule_flush()
 
     def pending(self) -> list[AnyEvent]:
         """What changes at every turn: sent as it is at a flush, not step by step. To be encoded at once."""
-        events = self._changed_uses()
-        if self._turns_arrived:
-            events.append(TurnsArrived(self._turns_arrived, self._conversations_arrived))
-            self._turns_arrived = self._conversations_arrived = 0
-        return events
-
-    def _changed_uses(self) -> list[AnyEvent]:
         events: list[AnyEvent] = []
         while self._used:
             use = self._state.registry.use(worker := self._used.pop())
             if use is not None:
                 events.append(UseChanged(self._member.index, worker, use))
+        if self._counts_changed:
+            admission = self._state.admission
+            events.append(TurnsCounted(admission.inside, admission.waiting, self._arrived, self._conversations))
+            self._counts_changed, self._arrived, self._conversations = False, 0, 0
         return events
 
     def own(self) -> list[AnyEvent]:
         """What this process runs, for one that has just started. To be encoded at once."""
-        registry, index = self._state.registry, self._member.index
+        registry, index, admission = self._state.registry, self._member.index, self._state.admission
         uses = [(view.id, registry.use(view.id)) for view in registry.views()]
         return [
+            TurnsCounted(admission.inside, admission.waiting),
             *(UseChanged(index, worker, use) for worker, use in uses if use is not None),
             LegsUnderWay(self._state.beliefs.legs()),
             *map(EncodingCounted, self._state.encoders.to_encode()),
@@ -179,6 +189,7 @@ class TurnReplication:
 
     def restarted(self, process: int) -> None:
         """Its predecessor's turns are gone."""
+        self._count_elsewhere(process, _NO_TURNS)
         self._state.registry.ended(process)
         self._state.beliefs.adopt_legs((), process)
         self._state.encoders.forget(process)
@@ -186,7 +197,7 @@ class TurnReplication:
     def appliers(self) -> Appliers:
         state, now, beliefs = self._state, self._state.now, self._state.beliefs
         return {
-            UseChanged: lambda _, event: self._apply_use(event),
+            UseChanged: self._apply_use,
             SessionLearned: lambda _, event: state.sessions.adopt(
                 event.session, event.label, event.keys, has_prefilled=event.has_prefilled
             ),
@@ -210,11 +221,17 @@ class TurnReplication:
             HabitsLearned: lambda _, event: state.forecasts.adopt(event.habits),
             EmbeddingsHeld: lambda _, event: state.encoders.take(event.found),
             EncodingCounted: lambda sender, event: state.encoders.count_elsewhere(sender, event.count),
-            TurnsArrived: lambda _, event: state.arrivals.adopt(
-                now(), turns=event.turns, conversations=event.conversations
-            ),
+            TurnsCounted: self._count_elsewhere,
         }
 
-    def _apply_use(self, event: UseChanged) -> None:
+    def _count_elsewhere(self, process: int, turns: TurnsCounted) -> None:
+        admission, before = self._state.admission, self._elsewhere.get(process, _NO_TURNS)
+        self._elsewhere[process] = turns
+        admission.inside_elsewhere += turns.inside - before.inside
+        admission.waiting_elsewhere += turns.waiting - before.waiting
+        if turns.arrived:
+            self._state.arrivals.adopt(self._state.now(), turns=turns.arrived, conversations=turns.conversations)
+
+    def _apply_use(self, _: int, event: UseChanged) -> None:
         if event.by != self._member.index:  # a snapshot holds what a predecessor of this process did
             self._state.registry.used_by(event.by, event.worker, event.use)

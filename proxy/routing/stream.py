@@ -223,9 +223,12 @@ def whole(
 
 
 def complete(state: State, learner: TurnEnd, match: SessionMatch, attempt: Attempt, answer: SeenAnswer) -> None:
-    """Gives back what the turn holds of its workers, and learns."""
+    """Gives back what the turn holds of its workers and its place in the fleet, and learns."""
     now_s = state.now()
     attempt.booking.release(now_s)  # the worker has ended its leg; other processes hear of that with the session
+    permit, attempt.permit = attempt.permit, None
+    if permit is not None:
+        permit.release()  # after that: the next turn finds the worker free
     learner.completed(match, attempt, answer, now_s)
     if not attempt.is_finished_on_prefill:
         state.health.completed(attempt.decision)

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from ppd.proxy.admission.keys import Client
+from ppd.proxy.admission.queue import Ticket
 from ppd.proxy.assembly import Proxy
 from ppd.proxy.errors import RateLimited
 from ppd.proxy.fleet.worker import WorkerId
@@ -173,3 +174,19 @@ async def test_each_turn_that_came_is_counted_once_by_the_others() -> None:
             for process in pair.ones
         ]
         assert rates == [(3.0, 1.0)] * 2
+
+
+async def test_that_a_turn_has_ended_is_told_with_its_session() -> None:
+    """In one packet, as each wakes the others."""
+    async with pair_of() as pair:
+        zero, one = pair.ones
+        permit = zero.state.admission.try_enter(Ticket(tenant="", arrived_s=pair.clock, fits=lambda: True))
+        assert permit is not None
+        zero.membership._channels.flush()
+        looks(one)
+        assert one.state.admission.inside_elsewhere == 1
+        request = asked("hi")
+        permit.release()
+        finish(zero, find(zero, request), request, "yo")
+        looks(one)
+        assert (one.state.admission.inside_elsewhere, len(one.state.sessions)) == (0, 1)

@@ -165,6 +165,7 @@ class Uses:
         yield from self.others.get(worker_id, {}).values()
 
     def inflight(self, worker_id: WorkerId) -> int:
+        """Legs of all processes on this worker."""
         own = self.own.get(worker_id)
         legs = 0 if own is None else own.inflight
         for use in self.others.get(worker_id, _NO_USES).values():
@@ -223,10 +224,12 @@ class Uses:
 def summed(own: Use, others: Iterable[Use]) -> Use:
     """Of all processes. Times are the latest, as a link or an engine is free when the last of them has done with it.
 
-    Made anew: to set a struct's fields one by one takes twice as long.
+    Made anew: to set a struct's fields one by one takes twice as long, and so does `max()` of two numbers.
     """
     total = own
     for use in others:
+        prefills_s, until_s = use.prefills_since_s, use.unseen_prefill_until_s
+        sends_s, receives_s = use.sends_free_s, use.receives_free_s
         total = Use(
             inflight=total.inflight + use.inflight,
             queued_prefill_tokens=total.queued_prefill_tokens + use.queued_prefill_tokens,
@@ -237,18 +240,13 @@ def summed(own: Use, others: Iterable[Use]) -> Use:
             reserved_tokens=total.reserved_tokens + use.reserved_tokens,
             prefills=total.prefills + use.prefills,
             queued_prefill_s=total.queued_prefill_s + use.queued_prefill_s,
-            prefills_since_s=_later(total.prefills_since_s, use.prefills_since_s),
-            unseen_prefill_until_s=_later(total.unseen_prefill_until_s, use.unseen_prefill_until_s),
-            sends_free_s=_later(total.sends_free_s, use.sends_free_s),
-            receives_free_s=_later(total.receives_free_s, use.receives_free_s),
+            prefills_since_s=before_s if (before_s := total.prefills_since_s) > prefills_s else prefills_s,
+            unseen_prefill_until_s=before_s if (before_s := total.unseen_prefill_until_s) > until_s else until_s,
+            sends_free_s=before_s if (before_s := total.sends_free_s) > sends_s else sends_s,
+            receives_free_s=before_s if (before_s := total.receives_free_s) > receives_s else receives_s,
             recent_prompts=total.recent_prompts.joined(use.recent_prompts),
         )
     return total
-
-
-def _later(one_s: float, other_s: float) -> float:
-    """As `max`, in half the time."""
-    return one_s if one_s > other_s else other_s
 
 
 def shown(view: WorkerView, use: Use) -> WorkerView:

@@ -273,10 +273,6 @@ class Registry:
         """All processes' use of a worker that is there."""
         return self.uses.total(worker_id)
 
-    def inflight(self, worker_id: WorkerId) -> int:
-        """Legs of all processes on this worker."""
-        return self.uses.inflight(worker_id)
-
     def others(self) -> Iterator[tuple[int, WorkerId, Use]]:
         """Each other process's use of each worker: process, worker, use."""
         for worker_id, uses in self.uses.others.items():

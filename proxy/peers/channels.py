@@ -136,7 +136,6 @@ class Channels:
         """Reads what comes from now on; before that only `drain` reads. Before anything is sent."""
         for channel in self._channels:
             channel.begin()
-            channel.listen()
 
     def close(self) -> None:
         """Reads no more. Turns that end later still send."""
@@ -212,20 +211,30 @@ class _Channel:
         self._is_writing = False
         self._is_lost = False
         self._listening: asyncio.TimerHandle | None = None  # until then it does not read
+        self._heard = 0  # of what the other side counts, when the pause before the next reading began
 
     def begin(self) -> None:
         self._end.begin()
+        self._heard = self._sent[self._other]
+        self.listen()
 
     def listen(self) -> None:
-        """Reads what comes, then pauses for `ROUND_S`; whoever needs it sooner calls `drain`."""
-        self._listening = None
-        asyncio.get_running_loop().add_reader(self._end.socket, self._on_readable)
+        """Reads what comes, then once in `ROUND_S` while more does; whoever needs it sooner calls `drain`."""
+        if self._sent[self._other] != self._heard:
+            self._pause()
+            self._channels.drain()
+        else:
+            self._listening = None
+            asyncio.get_running_loop().add_reader(self._end.socket, self._on_readable)
+
+    def _pause(self) -> None:
+        self._heard = self._sent[self._other]
+        self._listening = asyncio.get_running_loop().call_later(ROUND_S, self.listen)
 
     def _on_readable(self) -> None:
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._end.socket)
+        asyncio.get_running_loop().remove_reader(self._end.socket)
         self._read = -math.inf  # whatever the count says: the peer may have died before it could write it
-        self._listening = loop.call_later(ROUND_S, self.listen)
+        self._pause()
         self._channels.drain()
 
     def send(self, packets: Iterable[bytes]) -> None:

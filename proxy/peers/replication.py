@@ -63,6 +63,8 @@ class Replication:
         self._operated = operated
         self.turns = TurnReplication(member, state, lambda: operated.settings.config.max_worker_inflight)
         self.appliers = self._make_appliers()
+        # Only where all that has come is applied is it known whether others have left room for waiting turns.
+        self.drained = state.admission.admit_waiting
 
     def attach(self, channels: Channels) -> None:
         """From now on changes are sent, and decisions apply what the others sent before they read the state."""
@@ -119,10 +121,6 @@ class Replication:
         yield from self.turns.snapshot()
 
     # -- applying
-
-    def drained(self) -> None:
-        """All that has come is applied: only now is it known whether others have left room for waiting turns."""
-        self._state.admission.admit_waiting()
 
     def _make_appliers(self) -> Appliers:
         state = self._state

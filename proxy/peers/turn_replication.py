@@ -70,6 +70,7 @@ class TurnReplication:
     def __init__(self, member: Member, state: State, leg_limit: Callable[[], int]) -> None:
         self._member = member
         self._state = state
+        self._uses = state.registry.uses
         self._leg_limit = leg_limit
         # Since they were sent:
         self._used: set[WorkerId] = set()  # workers whose use has changed
@@ -96,7 +97,7 @@ class TurnReplication:
 
     def _use_changed(self, worker: WorkerId, has_other_legs: bool) -> None:
         self._used.add(worker)
-        if has_other_legs and 2 * self._state.registry.inflight(worker) >= self._leg_limit():
+        if has_other_legs and 2 * self._uses.inflight(worker) >= self._leg_limit():
             self._channels.flush()  # so little room is left that all processes should know of each leg
         else:
             self._channels.schedule_flush()
@@ -138,7 +139,7 @@ class TurnReplication:
         """What changes at every turn: sent as it is at a flush, not step by step. To be encoded at once."""
         events: list[AnyEvent] = []
         while self._used:
-            use = self._state.registry.use(worker := self._used.pop())
+            use = self._uses.own.get(worker := self._used.pop())
             if use is not None:
                 events.append(UseChanged(self._member.index, worker, use))
         if self._counts_changed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -203,6 +203,29 @@ async def test_what_was_not_flushed_goes_at_the_end_of_the_round() -> None:
             while len(two.received) < 2:
                 await asyncio.sleep(0)
         assert two.received == [(0, "a"), (0, "b")]
+        two.channels.close()
+
+
+async def test_while_more_comes_it_is_read_once_in_a_round_and_nobody_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, watched = asyncio.get_running_loop(), list[int]()
+    add_reader = loop.add_reader
+
+    def watch(end: socket.socket, on_readable: Callable[[], None]) -> None:
+        watched.append(end.fileno())
+        add_reader(end, on_readable)
+
+    monkeypatch.setattr(loop, "add_reader", watch)
+    with receivers() as (_, (one, two)):
+        two.channels.open()
+        for number in range(9):
+            send(one, str(number))
+            async with asyncio.timeout(60):
+                while len(two.received) <= number:
+                    await asyncio.sleep(0)
+        assert len(watched) == 1, "only before the first"
+        async with asyncio.timeout(60):
+            while len(watched) == 1:  # nothing came for a whole round
+                await asyncio.sleep(0)
         two.channels.close()
 
 

@@ -61,9 +61,17 @@ class TwoProcesses:
     async def join(self) -> None:
         """From then on the second process reads only when it is made to."""
         await asyncio.gather(*(one.proxy.membership.join() for one in (self.first, self.second)))
-        _channels(self.first).flush()
-        _channels(self.second).drain()
+        self.flush()
+        self.drain()
         _channels(self.second).close()
+
+    def flush(self) -> None:
+        """The first tells the second."""
+        _channels(self.first).flush()
+
+    def drain(self) -> None:
+        """The second takes in what it was told."""
+        _channels(self.second).drain()
 
     def close(self) -> None:
         for one in (self.first, self.second):
@@ -87,9 +95,9 @@ class TwoProcesses:
 
     def _round(self) -> None:
         with counting(self._turn.telling):
-            _channels(self.first).flush()
+            self.flush()
         with counting(self._turn.told):
-            _channels(self.second).drain()
+            self.drain()
 
 
 def _channels(one: TurnBench) -> Channels:

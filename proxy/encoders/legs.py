@@ -147,7 +147,7 @@ class EncoderLegs:
             log.warning("request %s: %s on %s: %s at %s", leg_id, LABEL, view.name, exc.cause, exc.phase)
             return None
         finally:
-            breakers.abandoned(view.id)
+            breakers.abandoned(view.id, asked_s)
             self._registry.release(view.id, used)
             noted.ended_s = self._now() - turn.started_s
             self._metrics.legs.observe(self._now() - asked_s, LABEL)

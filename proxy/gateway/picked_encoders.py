@@ -24,11 +24,12 @@ class PickedEncoders:
         self._media = turn.request.media
         self._until_computed = state.encoders.until_computed(turn, choices.decisions)
         self._is_booked = True
-        self.record = EncoderRecord(began_s=state.now() - turn.started_s)
+        self._began_s = state.now()
+        self.record = EncoderRecord(began_s=self._began_s - turn.started_s)
         self._note()
         self._uses = [state.registry.reserve(view.id, 0) for view, _ in choices.batches]
         for view, _ in choices.batches:
-            state.health.breakers.began(view.id, state.now())
+            state.health.breakers.began(view.id, self._began_s)
 
     @classmethod
     def of(cls, state: State, attempt: Attempt) -> PickedEncoders | None:
@@ -67,7 +68,7 @@ class PickedEncoders:
         self.computed(well=False)
         decisions, health = self._choices.decisions, self._state.health
         for view, items in self._choices.batches:
-            health.breakers.abandoned(view.id)
+            health.breakers.abandoned(view.id, self._began_s)
             encoded = [item for item in items if decisions[item.name] is ItemDecision.ENCODED]
             if well and encoded:
                 health.succeeded(view.id)

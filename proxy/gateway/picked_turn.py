@@ -94,7 +94,7 @@ class PickedTurn:
         attempt.on_close = self._closed
         attempt.booking.reserve(now_s)
         attempt.touches.sent()
-        self._state.health.asked(attempt.decision)
+        self._state.health.asked(attempt.decision, attempt.asked_s)
         leg = attempt.leg = LegRecord(
             kind=attempt.answering_leg,
             id=attempt.receipt.id,
@@ -136,7 +136,7 @@ class PickedTurn:
                     self._blame(exc)
                 else:
                     self._state.health.leg_failed(before.answering_leg, exc, each, before.asked_s)
-        self._state.health.left(before.decision)
+        self._state.health.left(before.decision, before.asked_s)
         if self.encoders is not None:
             self.encoders.computed(well=False)
         moved = self._chooser.moved(self._job, before, view)
@@ -284,7 +284,7 @@ class PickedTurn:
             self.encoders.failed(worker)
         if worker == self.worker:
             attempt.doubts.count(exc, partial(health.count, leg, exc, attempt.decision, attempt.asked_s))
-            health.left(attempt.decision)
+            health.left(attempt.decision, attempt.asked_s)
         elif self._state.registry.view(worker) is not None:
             attempt.doubts.count(exc, partial(health.leg_failed, leg, exc, worker, attempt.asked_s))
         self._state.metrics.failures.labels(failed.leg, phase, cause).inc()
@@ -300,7 +300,7 @@ class PickedTurn:
         return self._state.now() - self._attempt.started_s
 
     def _left(self) -> None:
-        self._state.health.left(self._attempt.decision)
+        self._state.health.left(self._attempt.decision, self._attempt.asked_s)
         self._chooser.left(self._job, asyncio.CancelledError())
 
     def _completed(self, summary: AnswerSummary) -> None:
@@ -339,7 +339,7 @@ class PickedTurn:
             attempt.leg.fail(exc)
         health = self._state.health
         attempt.doubts.count(exc, partial(health.count, leg, exc, attempt.decision, attempt.asked_s))
-        health.left(attempt.decision)
+        health.left(attempt.decision, attempt.asked_s)
         self._state.metrics.failures.labels(leg, exc.phase, exc.cause).inc()
 
     def _note_error(self, exc: LegError) -> None:

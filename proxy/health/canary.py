@@ -198,7 +198,7 @@ class Canary:
             result = await self._converse(trial, asked_s)
         finally:
             for key in trial.keys:
-                self._breakers.abandoned(key)  # those that the trial proved nothing about
+                self._breakers.abandoned(key, asked_s)  # those that the trial proved nothing about
         # Else a pair that no canary can judge, say because its workers want a client's key, is never used again.
         if result != "overloaded":  # after which it is tried again; a pair that is wedged has its breaker
             self._health.strangers.proven(trial.pair)

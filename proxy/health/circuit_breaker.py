@@ -106,6 +106,13 @@ class Breakers(Generic[Key]):
             circuit.probe_s = now_s
             self._changed(key)
 
+    def postponed(self, key: Key, began_s: float, now_s: float) -> None:
+        """The leg that `began_s` is asked only now: if it is the probe, it has as long as any other from now on."""
+        circuit = self._circuits.get(key)
+        if circuit is not None and circuit.probe_s == began_s:
+            circuit.probe_s = now_s
+            self._changed(key)
+
     def succeeded(self, key: Key, now_s: float) -> bool:
         """Whether this closed the breaker. While it is open a success proves nothing: its leg was asked before."""
         circuit = self._circuits.get(key)
@@ -141,10 +148,13 @@ class Breakers(Generic[Key]):
         self._changed(key)
         return True
 
-    def abandoned(self, key: Key) -> None:
-        """The leg ended without a result, say as its client left: if it was the probe, the next leg may be one."""
+    def abandoned(self, key: Key, began_s: float) -> None:
+        """The leg ended without a result, say as its client left: if it was the probe, the next leg may be one.
+
+        began_s: as told to `began`, by which the probe is known from legs that came in beside it.
+        """
         circuit = self._circuits.get(key)
-        if circuit is not None and circuit.probe_s is not None:
+        if circuit is not None and circuit.probe_s == began_s:
             circuit.probe_s = None
             self._changed(key)
 

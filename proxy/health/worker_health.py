@@ -45,13 +45,20 @@ class WorkerHealth:
         self._spoiling: set[WorkerId] = set()  # P whose last answer of a whole turn failed
         self.to_ask_again: set[WorkerId] = set()  # P of failed legs, that may have begun anew: what D is told of them
 
-    def asked(self, decision: Decision) -> None:
-        """A turn is sent to these workers: where a breaker is half open, the turn is its probe."""
+    def asked(self, decision: Decision, asked_s: float) -> None:
+        """A turn is sent to these workers: where a breaker is half open, the turn is its probe.
+
+        asked_s: the attempt's, by which what ends it without a result says whose probe that was.
+        """
         if not self.breakers:
             return
-        now_s = self._now()
         for key in keys_of(decision):
-            self.breakers.began(key, now_s)
+            self.breakers.began(key, asked_s)
+
+    def asked_later(self, decision: Decision, asked_s: float, now_s: float) -> None:
+        """The attempt has waited for encoders, and its own workers are asked only now: from now on that is its time."""
+        for key in keys_of(decision):
+            self.breakers.postponed(key, asked_s, now_s)
 
     def began(self, decision: Decision) -> None:
         """The answer has begun: a half-open D or R has passed its probe.
@@ -77,16 +84,16 @@ class WorkerHealth:
         if moved:
             self.succeeded((worker, decision.decode.id))
 
-    def prefill_left(self, decision: Decision) -> None:
+    def prefill_left(self, decision: Decision, asked_s: float) -> None:
         """P's leg was ended before its answer, as D's was at its end: what it was a probe of is still unknown."""
         for key in keys_of(decision)[1:]:
-            self.breakers.abandoned(key)
+            self.breakers.abandoned(key, asked_s)
 
-    def ended_on_prefill(self, decision: Decision) -> None:
+    def ended_on_prefill(self, decision: Decision, asked_s: float) -> None:
         """P's answer was all of it, which proves nothing about D."""
         if decision.prefill is not None:
             self.succeeded(decision.prefill.id)
-        self.left(decision)
+        self.left(decision, asked_s)
 
     def close_half_open(self, worker: WorkerId) -> None:
         """The worker has begun an answer: closes its breaker if half open, but does not reset failures in a row."""
@@ -107,10 +114,10 @@ class WorkerHealth:
             if not isinstance(key, tuple):
                 self._registry.recovered(key, self._now())
 
-    def left(self, decision: Decision) -> None:
+    def left(self, decision: Decision, asked_s: float) -> None:
         """The client left: what the turn was a probe of is still unknown."""
         for key in keys_of(decision):
-            self.breakers.abandoned(key)
+            self.breakers.abandoned(key, asked_s)
 
     def moved_s(self, pair: PairId) -> float:
         """When KV last moved over this pair; minus infinity if never."""
@@ -119,7 +126,9 @@ class WorkerHealth:
     def failed(self, leg: Leg, exc: LegError, decision: Decision, asked_s: float) -> FailureRule:
         """Counts a turn's leg that failed, by its row of the table; asked_s: when the leg was asked."""
         row = self.count(leg, exc, decision, asked_s)
-        self.left(decision)  # the failure proves nothing about the other workers: they may be probed again at once
+        self.left(
+            decision, asked_s
+        )  # the failure proves nothing about the other workers: they may be probed again at once
         return row
 
     def count(self, leg: Leg, exc: LegError, decision: Decision, asked_s: float) -> FailureRule:

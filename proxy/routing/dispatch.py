@@ -79,7 +79,8 @@ class Dispatcher:
     async def _encode(self, attempt: Attempt) -> None:
         attempt.encoded = encoded = await self._encoders.encode(attempt.encoder_turn)
         attempt.receipt.note_encoders(encoded.record)
-        attempt.asked_s = self._now()  # what was predicted is without encoders
+        before_s, attempt.asked_s = attempt.asked_s, self._now()  # what was predicted is without encoders
+        self._health.asked_later(attempt.decision, before_s, attempt.asked_s)
         if encoded.is_late and attempt.foreseen is not None:
             attempt.foreseen = attempt.foreseen.without_ttft
 

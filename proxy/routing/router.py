@@ -78,7 +78,7 @@ class Router:
             attempt = await self._chooser.choose(job, failed)
             decision = attempt.decision
             try:
-                health.asked(decision)
+                health.asked(decision, attempt.asked_s)
                 try:
                     opened = await self._dispatcher.open(attempt)
                 except LegError as exc:
@@ -93,11 +93,11 @@ class Router:
                 if not may:
                     raise failed.error() from None
             except BaseException:
-                health.left(decision)
+                health.left(decision, attempt.asked_s)
                 raise
             else:
                 if attempt.is_finished_on_prefill:
-                    health.ended_on_prefill(decision)
+                    health.ended_on_prefill(decision, attempt.asked_s)
                 else:
                     health.began(decision)
                 if job.request.media:
@@ -124,7 +124,7 @@ class Router:
         health, decision = self._state.health, attempt.decision
         count = partial(health.count, leg, exc, decision, attempt.asked_s)
         row = ROWS[leg, exc.phase, exc.cause] if attempt.doubts.hold(exc, count) else count()
-        health.left(decision)
+        health.left(decision, attempt.asked_s)
         return row
 
     def _give_up(self, attempt: Attempt, exc: LegError) -> FailureRule:

@@ -44,7 +44,7 @@ def note_legs(attempt: Attempt, record: LegRecord, told: SplitLegs | None, state
         attempt.is_finished_on_prefill = True
         attempt.touches.prefilled(None)
     elif not told.legs:
-        state.health.left(attempt.decision)
+        state.health.left(attempt.decision, attempt.asked_s)
         _go_on_without(attempt, record, NOT_ASKED)
     elif (lost := told.legs[-1]).is_lost:
         _blame(attempt, lost, state)

@@ -161,7 +161,7 @@ class Split:
                 self._metrics.failures.labels(Leg.PREFILL, error.phase, error.cause).inc()
                 log.warning("request %s: P's leg failed after D's answer began: %s", attempt.receipt.id, error)
             case _:
-                self._health.prefill_left(decision)
+                self._health.prefill_left(decision, attempt.asked_s)
                 if error is not None and not isinstance(error, asyncio.CancelledError):
                     log.error("request %s: P's leg failed", attempt.receipt.id, exc_info=error)
 

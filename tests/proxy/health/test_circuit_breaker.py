@@ -84,9 +84,38 @@ def test_each_failed_probe_doubles_the_time_up_to_a_limit() -> None:
 def test_a_client_that_leaves_ends_the_probe_and_the_next_may_be_one() -> None:
     breakers = opened()
     breakers.began("d", 5.0)
-    breakers.abandoned("d")
+    breakers.abandoned("d", 5.0)
     assert breakers.blocked(5.0) == frozenset()
     assert breakers.states(5.0) == {"d": "half_open"}
+
+
+def test_a_leg_that_ends_beside_the_probe_leaves_it_alone() -> None:
+    breakers = opened()
+    breakers.began("d", 5.0)
+    breakers.began("d", 6.0)  # one that came in all the same, say as every worker is blocked
+    breakers.abandoned("d", 6.0)
+    assert breakers.blocked(6.0) == {"d"}
+    breakers.abandoned("d", 5.0)
+    assert breakers.blocked(6.0) == frozenset()
+
+
+def test_a_probe_whose_time_is_up_does_not_end_the_next_one() -> None:
+    breakers = opened()
+    breakers.began("d", 5.0)
+    breakers.began("d", 5.0 + PROBE_LIMIT_S)
+    breakers.abandoned("d", 5.0)
+    assert breakers.blocked(6.0 + PROBE_LIMIT_S) == {"d"}
+
+
+def test_a_probe_that_is_asked_later_has_its_time_from_then_on() -> None:
+    breakers = opened()
+    breakers.began("d", 5.0)
+    breakers.postponed("d", 5.5, 25.0)  # another leg
+    assert breakers.blocked(5.0 + PROBE_LIMIT_S) == frozenset()
+    breakers.postponed("d", 5.0, 25.0)
+    assert breakers.blocked(5.0 + PROBE_LIMIT_S) == {"d"}
+    breakers.abandoned("d", 25.0)
+    assert breakers.blocked(26.0) == frozenset()
 
 
 def test_a_probe_that_never_reports_blocks_for_a_limited_time() -> None:
@@ -255,10 +284,14 @@ class BreakerMachine(RuleBasedStateMachine):
         if not self.is_open(key):
             self.row[key], self.opened_s[key], self.probe_s[key] = 0, [], None
 
-    @rule(key=keys)
-    def abandon(self, key: str) -> None:
-        self.breakers.abandoned(key)
-        self.probe_s[key] = None
+    @rule(key=keys, which=st.integers(0, 99))
+    def abandon(self, key: str, which: int) -> None:
+        if not self.legs[key]:
+            return
+        began_s = self.legs[key].pop(which % len(self.legs[key]))
+        self.breakers.abandoned(key, began_s)
+        if self.probe_s[key] == began_s:
+            self.probe_s[key] = None
 
     @rule(key=keys, seconds=st.sampled_from([1.0, 9.0]))
     def overload(self, key: str, seconds: float) -> None:

@@ -169,7 +169,7 @@ def test_a_leg_from_before_an_opening_says_nothing_new(bench: Bench) -> None:
 @pytest.mark.parametrize("failure", [each for each in LEG_FAILURES if ROUTES[each[0]] is Route.SPLIT], ids="-".join)
 def test_whom_a_failure_says_nothing_about_may_be_probed_at_once(bench: Bench, failure: Failure) -> None:
     bench.probe(bench.p, bench.d, bench.pair)
-    bench.health.asked(bench.decision(failure[0]))
+    bench.health.asked(bench.decision(failure[0]), bench.clock())
     assert bench.blocked() == {bench.p, bench.d, bench.pair}
     bench.fail(failure)
     effect = ROWS[failure].health
@@ -179,25 +179,52 @@ def test_whom_a_failure_says_nothing_about_may_be_probed_at_once(bench: Bench, f
 
 def test_who_leaves_leaves_the_probing_to_the_next(bench: Bench) -> None:
     bench.probe(bench.p, bench.d, bench.pair)
-    bench.health.asked(bench.decision(Leg.DECODE))
-    bench.health.left(bench.decision(Leg.DECODE))
+    bench.health.asked(bench.decision(Leg.DECODE), bench.clock())
+    bench.health.left(bench.decision(Leg.DECODE), bench.clock())
     assert bench.blocked() == set()
     assert set(bench.breakers.states(bench.clock()).values()) == {"half_open"}
 
 
+@pytest.mark.parametrize("ends", ["left", "failed", "by P"])
+def test_a_turn_that_ends_beside_anothers_probes_leaves_them_alone(bench: Bench, ends: str) -> None:
+    bench.probe(bench.p, bench.d, bench.pair)
+    bench.health.asked(made := bench.decision(Leg.DECODE), bench.clock())
+    bench.clock.advance(1.0)
+    match ends:
+        case "left":
+            bench.health.left(made, bench.clock())
+        case "failed":
+            bench.fail((Leg.DECODE, Phase.HEADERS, Cause.REQUEST))
+        case _:
+            bench.health.prefill_left(made, bench.clock())
+    assert bench.blocked() == {bench.p, bench.d, bench.pair}
+
+
+def test_a_turn_that_waits_for_encoders_keeps_its_probes(bench: Bench) -> None:
+    bench.probe(bench.p, bench.d, bench.pair)
+    bench.health.asked(made := bench.decision(Leg.DECODE), bench.clock())
+    before_s = bench.clock()
+    bench.clock.advance(1.0)
+    bench.health.asked_later(made, before_s, bench.clock())
+    bench.health.left(made, before_s)
+    assert bench.blocked() == {bench.p, bench.d, bench.pair}
+    bench.health.left(made, bench.clock())
+    assert bench.blocked() == set()
+
+
 def test_an_answer_that_begins_closes_every_half_open_breaker(bench: Bench) -> None:
     bench.probe(bench.p, bench.d, bench.pair)
-    bench.health.asked(bench.decision(Leg.DECODE))
+    bench.health.asked(bench.decision(Leg.DECODE), bench.clock())
     bench.begins(bench.decision(Leg.DECODE), moved=True)
     assert bench.breakers.states(bench.clock()) == {}
 
 
 def test_an_answer_that_begins_before_ps_leg_has_ended_says_nothing_of_p_and_the_pair(bench: Bench) -> None:
     bench.probe(bench.p, bench.d, bench.pair)
-    bench.health.asked(made := bench.decision(Leg.DECODE))
+    bench.health.asked(made := bench.decision(Leg.DECODE), bench.clock())
     bench.health.began(made)
     assert set(bench.breakers.states(bench.clock())) == bench.blocked() == {bench.p, bench.pair}
-    bench.health.prefill_left(made)
+    bench.health.prefill_left(made, bench.clock())
     assert set(bench.breakers.states(bench.clock())) == {bench.p, bench.pair}
     assert bench.blocked() == set(), "another turn may probe them"
     bench.health.prefilled(made, moved=True)
@@ -315,9 +342,9 @@ def test_a_failure_that_counts_late_lets_no_second_probe_through(clock: FakeCloc
     exc = LegError("", worker=bench.p, phase=Phase.HEADERS, cause=Cause.SERVER)
     doubts = Doubts(has_urls=True)
     doubts.count(exc, partial(bench.health.count, Leg.PREFILL, exc, split, asked_s))
-    bench.health.left(split)
+    bench.health.left(split, asked_s)
     bench.probe(bench.d)
-    bench.health.asked(bench.decision(Leg.LOCAL))
+    bench.health.asked(bench.decision(Leg.LOCAL), bench.clock())
     assert bench.blocked() == {bench.d}
     doubts.answered()
     assert bench.failures_left(bench.p) == FAILURES - 1

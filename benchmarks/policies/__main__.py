@@ -24,7 +24,6 @@ from ppd.proxy.config import Mode
 from ppd.proxy.errors import ConfigError, PPDError
 
 from . import campaign as campaigns
-from . import records
 from .campaign import Campaign
 from .cells import PARTS, USUAL_PARTS, Cell, cells_of
 from .costs import hours
@@ -51,8 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"left out: part {part}, {len(PARTS[part])} cells (--parts {part})")
         if lesser := [name for name in NAMES if name not in campaign.modes]:
             print(f"left out: modes {', '.join(lesser)} (--modes {' '.join(lesser)})")
-        for cell in campaign.cells if args.again else ():
-            records.forget(campaign.folder, cell.name, args.again)
         if not args.report:
             _measure(campaign, args)
         if not args.estimate:
@@ -67,9 +64,12 @@ def _measure(campaign: Campaign, args: argparse.Namespace) -> None:
     executor: Executor = RayTasks(args.ray) if args.ray else ProcessPool(args.processes, args.nice)
     began_s = time.monotonic()
     try:
-        print(f"about {hours(campaign.seconds_left(executor.places))} on {executor.places} processors", flush=True)
+        left_s = campaign.seconds_left(executor.places, args.again)
+        print(f"about {hours(left_s)} on {executor.places} processors", flush=True)
         if args.estimate:
             return
+        if args.again:
+            campaign.forget(args.again)
 
         def told(outcome: CellRecord, running: int) -> None:
             print(f"{time.monotonic() - began_s:6.0f} s  {_line(campaign, outcome)}", flush=True)
@@ -129,6 +129,7 @@ def _campaign(args: argparse.Namespace) -> tuple[Campaign, tuple[str, ...]]:
         precision=args.precision,
     )
     modes = tuple(args.modes or (NAMES if "all" in args.parts else [mode.value for mode in USUAL]))
+    _named("again", args.again, modes)  # or records would be forgotten that nothing replaces
     return Campaign(cells=cells, modes=modes, subject=args.subject, method=method, folder=args.out), parts
 
 
@@ -158,7 +159,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         choices=NAMES,
         default=(),
-        help="measure these anew: a record knows no version of the code",
+        help="measure these anew, in the cells and for the TPOT chosen: a record knows no version of the code",
     )
     add("--precision", type=float, default=0.05, help="between the rates that are tried")
     add("--processes", type=int, default=2, help="of this machine")

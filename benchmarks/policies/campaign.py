@@ -6,7 +6,7 @@ every mode is played at one rate, which the best of them sets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,15 +48,21 @@ class Campaign:
     def found(self, cells: Iterable[Cell]) -> dict[str, dict[str, CellRecord]]:
         return records.load_all(self.folder, [cell.name for cell in cells], self.method.name)
 
-    def seconds_left(self, places: int) -> float:
-        """By the costs of what is measured already."""
+    def forget(self, modes: Collection[str]) -> None:
+        """What the run is to measure anew of these modes."""
+        for cell in self.cells:
+            records.forget(self.folder, cell.name, modes, self.method.name, self.question_names)
+
+    def seconds_left(self, places: int, again: Collection[str] = ()) -> float:
+        """By the costs of what is measured already. again: modes that are to be measured anew."""
         known = self.found(self.cells)
         by_name = {cell.name: cell for cell in self.cells}
         measured = ((by_name[name], one) for name, found in known.items() for one in found.values())
         costs = Costs(measured, sum(question.seeds for question in self.method.questions))
         each_s = []
         for cell in self.cells:
-            open_modes = [mode for mode in self.modes_in(cell) if not self._is_done(known.get(cell.name, {}), mode)]
+            done = [mode for mode in self.modes_in(cell) if self._is_done(known.get(cell.name, {}), mode)]
+            open_modes = [mode for mode in self.modes_in(cell) if mode in again or mode not in done]
             each_s.append(costs.of(cell) * len(open_modes))
         return max(sum(each_s) / places, max(each_s, default=0.0))  # a cell's jobs follow one another
 

@@ -86,16 +86,30 @@ def load_all(folder: Path, cells: Iterable[str], method: str) -> dict[str, dict[
     return {cell: found for cell in cells if (found := load(folder, cell, method))}
 
 
-def forget(folder: Path, cell: str, modes: Collection[str]) -> None:
-    """Of these modes all lines."""
+def forget(folder: Path, cell: str, modes: Collection[str], method: str, questions: Collection[str]) -> None:
+    """What these modes were measured to answer to these questions by this method, and their figures at a rate."""
     path = folder / f"{cell}.jsonl"
-    if path.is_file():
-        lines = path.read_bytes().splitlines()
-        files.write_whole(path, b"".join(line + b"\n" for line in lines if _mode(line) not in modes))
+    if not path.is_file():
+        return
+    lines = list[bytes]()
+    for line in path.read_bytes().splitlines():
+        try:
+            outcome = _LINE.decode(line)
+        except msgspec.DecodeError:
+            outcome = None
+        if outcome is None or outcome.mode not in modes or outcome.method != method:
+            lines.append(line)
+        elif (left := _without(outcome, questions)) is not None:
+            lines.append(msgspec.json.encode(left))
+    files.write_whole(path, b"".join(line + b"\n" for line in lines))
 
 
-def _mode(line: bytes) -> str:
-    try:
-        return _LINE.decode(line).mode
-    except msgspec.DecodeError:
-        return ""
+def _without(outcome: CellRecord, questions: Collection[str]) -> CellRecord | None:
+    """None: nothing is left. What the rest has cost is taken to be its share of the answers."""
+    goodput = {name: rates for name, rates in outcome.goodput.items() if name not in questions}
+    if not goodput:
+        return None
+    left, all_answers = (sum(map(len, answers.values())) for answers in (goodput, outcome.goodput))
+    share = left / max(1, all_answers)
+    windows, cpu_s = round(outcome.windows * share), outcome.cpu_s * share
+    return msgspec.structs.replace(outcome, goodput=goodput, at_rate=None, windows=windows, cpu_s=cpu_s)

@@ -95,6 +95,19 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path, before: int
     assert one.seconds_left(2) == 0.0
 
 
+def test_a_mode_is_measured_again_in_the_cells_of_the_run_and_nothing_else_is(tmp_path: Path) -> None:
+    both, pairs = campaign(tmp_path, PAIRS, REPLICAS), campaign(tmp_path, PAIRS)
+    run(both)
+    for cell in (PAIRS, REPLICAS):
+        other = CellRecord(cell=cell.name, mode="replica", goodput={"50ms@0.9": (1.0,)}, method="another")
+        records.append(tmp_path, other)
+    assert pairs.seconds_left(1) == 0.0
+    assert pairs.seconds_left(1, ["always_local"]) > 0.0
+    pairs.forget(["always_local", "replica"])
+    assert {(job.cell, job.mode) for job in run(both)} == {(PAIRS, "always_local")}
+    assert records.load(tmp_path, PAIRS.name, "another").keys() == {"replica"}
+
+
 def test_the_subject_does_not_set_the_rate_at_which_it_is_compared() -> None:
     found = {mode: CellRecord(cell="c", mode=mode, goodput={NAME: rates}) for mode, rates in RATES.items()}
     assert common_rate(found, NAME, "slo") == pytest.approx(4.5)

@@ -140,9 +140,19 @@ def test_a_part_with_other_modes_compares_modes(tmp_path: Path) -> None:
     assert (tmp_path / "policies-answering.png").exists()
 
 
+@pytest.mark.parametrize("only", ["--estimate", "--report"])
+def test_what_is_to_be_measured_again_is_kept_while_nothing_is_measured(only: str, tmp_path: Path) -> None:
+    records.append(tmp_path, USUAL)
+    before = records.load(tmp_path, PAIRS.name, USUAL.method)
+    cell = ["--traces", "mooncake", "--fleets", "1P_3D", "--modes", "slo", "table"]
+    assert main(["--data", "nowhere", "--out", str(tmp_path), *cell, "--again", "slo", only]) == 0
+    assert records.load(tmp_path, PAIRS.name, USUAL.method) == before
+
+
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
+        (["--modes", "slo", "table", "--again", "slo", "slack"], "again = 'slack': must be one of slo, table"),
         (["--traces", "weka"], "traces = 'weka': must be one of weka-32k, "),
         (["--fleets", "1P_3D", "8R"], "fleets = '8R': must be one of 1P_3D, 2P_2D, 4R"),
         (["--parts", "answering", "--fleets", "4R"], "fleets = '4R': must be one of 1P_3D, 2P_2D"),

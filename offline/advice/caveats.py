@@ -14,7 +14,7 @@ from ..replay.past_turns import PastLog, PastTurn
 from ..replay.replay import replay
 from ..simulation.believed import laws_of
 from ..simulation.setup import Setup
-from .traffic import MOST_SESSIONS, Traffic
+from .traffic import MOST_SESSIONS, MOST_SILENCE_S, Traffic
 
 FEW_SESSIONS = 300
 MANY = 0.05  # of the turns or sessions: from so many on it is told
@@ -119,6 +119,11 @@ def _of_log(log: PastLog, traffic: Traffic, profile: ProfileFile, pause_s: float
     if other := sum(traffic.other_models.values()):
         yield Caveat(f"other models ({', '.join(traffic.other_models)}), left out (--model)", other / len(log.turns))
     yield from _of_edges(traffic)
+    if traffic.silences:
+        yield Caveat(
+            f"no session began for {MOST_SILENCE_S / 86400:.0f} days ({traffic.silences} x), as by a clock that was "
+            "wrong: such times are left out of the rate"
+        )
     if traffic.burstiness > BURSTY:
         yield Caveat(
             f"sessions begin in bursts (spread of the gaps {traffic.burstiness:.1f} x their mean); they are played "

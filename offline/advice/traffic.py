@@ -22,6 +22,7 @@ from ..traces.turns import RecordedPrompt, TracedConversation, TracedTurn
 
 LEAST_SESSIONS = 10  # fewer tell nothing of a traffic
 LEAST_SPAN_S = 1.0
+MOST_SILENCE_S = 30 * 86400.0  # in which no session begins: longer ones are a wrong clock, or two logs in one
 MOST_SESSIONS = 2000  # of a log, that are played; drawn where there are more
 USUAL_PAUSES = 0.95  # a session that has been silent for longer than so many of all pauses is over
 SHARED_STEP_TOKENS = 256  # shared beginnings of about the same length count as one
@@ -101,11 +102,27 @@ class Traffic:
     """Of one model. `rate`: sessions that began, a second."""
 
     model: str
-    sessions: tuple[LogSession, ...]
-    span_s: float  # in which they began
+    sessions: tuple[LogSession, ...]  # as they began
     began_before: int  # sessions of which the log lacks the first turn; they are left out
     branches: int  # sessions whose first turn repeats another one's history, which counts as new
     other_models: Mapping[str, int]  # turns that are left out
+
+    @cached_property
+    def gaps_s(self) -> tuple[float, ...]:
+        """From each session's beginning to the next one's, without long silences unless most gaps are such."""
+        every = tuple(after.began_s - before.began_s for before, after in pairwise(self.sessions))
+        usual = tuple(gap_s for gap_s in every if gap_s <= MOST_SILENCE_S)
+        return usual if 2 * len(usual) >= len(every) else every
+
+    @property
+    def silences(self) -> int:
+        """That are left out of `gaps_s`."""
+        return len(self.sessions) - 1 - len(self.gaps_s)
+
+    @property
+    def span_s(self) -> float:
+        """So many sessions need as much time as gaps between them, and one more."""
+        return max(LEAST_SPAN_S, fmean(self.gaps_s) * len(self.sessions))
 
     @property
     def rate(self) -> float:
@@ -122,8 +139,7 @@ class Traffic:
     @property
     def burstiness(self) -> float:
         """Standard deviation of the gaps between sessions over their mean: 1 in a Poisson process."""
-        gaps = [after - before for before, after in pairwise(sorted(one.began_s for one in self.sessions))]
-        return pstdev(gaps) / fmean(gaps) if gaps and fmean(gaps) > 0 else 0.0
+        return pstdev(self.gaps_s) / mean_s if (mean_s := fmean(self.gaps_s)) > 0 else 0.0
 
     def drawn(self, seed: int) -> list[TracedConversation]:
         """Seed 0: the sessions as they are; else drawn again from them, with repetition."""
@@ -162,7 +178,6 @@ def traffic_of(turns: Iterable[PastTurn], model: str | None = None) -> Traffic:
     return Traffic(
         model=model,
         sessions=tuple(sessions),
-        span_s=_span_s([one.began_s for one in sessions]),
         began_before=len(grouped) - len(whole),
         branches=sum(one[0].kind == "branch" for one in whole),
         other_models={name: count for name, count in sorted(counts.items()) if name != model},
@@ -171,12 +186,6 @@ def traffic_of(turns: Iterable[PastTurn], model: str | None = None) -> Traffic:
 
 def _begins(turns: Sequence[PastTurn]) -> bool:
     return turns[0].number == 1 or turns[0].kind in ("first", "lost", "branch")
-
-
-def _span_s(began_s: Sequence[float]) -> float:
-    """So many sessions need as much time as gaps between them, and one more."""
-    known_s = began_s[-1] - began_s[0]
-    return max(LEAST_SPAN_S, known_s * len(began_s) / (len(began_s) - 1))
 
 
 def _usual_silence_s(sessions: Sequence[Sequence[PastTurn]]) -> float:

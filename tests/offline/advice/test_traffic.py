@@ -12,6 +12,8 @@ from ppd.proxy.errors import ConfigError
 from ppd.proxy.telemetry.receipts import Receipt
 from tests.offline.replay.receipts import log_of, receipt
 
+YEAR_S = 365 * 86400.0
+
 
 def turn(session: str, number: int, prompt: int, repeated: int, at_s: float, **fields: Any) -> Receipt:
     """It answers 50 tokens in 1.1 s."""
@@ -72,6 +74,23 @@ def test_the_rate_is_that_of_sessions_that_began_in_the_log() -> None:
     assert len(found.sessions) == 11
     assert found.rate == pytest.approx(10 / (190.0 - 1.0))
     assert [one.may_go_on for one in found.sessions] == [False] * 10 + [True]
+
+
+@pytest.mark.parametrize("years", [-56, 80])
+def test_a_clock_that_was_wrong_for_a_while_does_not_set_the_rate(years: int) -> None:
+    plain = many()
+    assert traffic_of(log_of(*plain).turns).rate == pytest.approx(0.1)
+    wrong = (turn(f"w{at}", 1, 700, 0, 56 * YEAR_S + years * YEAR_S + 10.0 * at) for at in range(3))
+    now = (turn(f"n{at}", 1, 700, 0, 56 * YEAR_S + 10.0 * at) for at in range(10))
+    found = traffic_of(log_of(*wrong, *now).turns)
+    assert (len(found.sessions), found.silences) == (13, 1)
+    assert found.rate == pytest.approx(0.1)
+    assert found.burstiness == pytest.approx(0.0, abs=1e-3)
+
+
+def test_sessions_that_are_always_rare_set_the_rate() -> None:
+    found = traffic_of(log_of(*(turn(f"s{at}", 1, 700, 0, at * YEAR_S / 10) for at in range(10))).turns)
+    assert (found.silences, found.rate) == (0, pytest.approx(10 / YEAR_S))
 
 
 def test_draws_are_by_their_seed_and_repeat_sessions_without_sharing_their_text() -> None:

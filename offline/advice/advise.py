@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from ppd.proxy.errors import ConfigError
+
 from ..replay.past_turns import PastLog
 from .caveats import Caveat, ProfileFit, caveats, fits
 from .contenders import Contender, first_contenders, settings_for
-from .search import REFINED, Ask, Improvement, Search, Standing
+from .search import REFINED, Ask, Budget, Improvement, Search, Standing
 from .trying import Conditions
 
 
@@ -33,7 +35,8 @@ class Advice:
     coarse: list[tuple[Contender, float]]  # others, the best first: goodput in small windows of one draw
     below: list[Contender]  # behind those
     untried: list[Contender]
-    draws: int
+    draws: int  # 0: the standings are by small windows too
+    cut: int  # searches that the budget ended: what they found may be higher
     windows: int
     caveats: list[Caveat]
     fits: list[ProfileFit]
@@ -60,20 +63,19 @@ def advise(
     told: Callable[[str], None],
     now: Callable[[], float] = time.monotonic,
 ) -> Advice:
-    """told: hears beforehand how long it takes, and how far it is."""
-    began_s = now()
+    """told: hears beforehand how long it takes, and how far it is. ConfigError where the budget is too small."""
     contenders = first_contenders(plan.workers, plan.modes)
-
-    def is_late(share: float) -> bool:
-        return now() - began_s > share * plan.budget_s
-
-    search = Search(ask, plan.modes, plan.rate, is_late)
+    search = Search(ask, plan.modes, plan.rate, Budget(plan.budget_s, now(), now))
     told(f"{', '.join(map(str, contenders[:REFINED]))} are tried first, to see how long it takes")
     search.pilot(contenders)
     about_s = search.seconds(len(contenders), plan.processors)
     about = _duration(min(about_s, plan.budget_s))
     told(f"{len(contenders)} fleets and modes; about {about} on {plan.processors} processors")
     search.all(contenders)
+    if not search.coarse:
+        raise ConfigError(
+            f"budget = {plan.budget_s / 60:g}: in that time no fleet was found that meets the targets", param="budget"
+        )
     told(f"{search.windows} windows played; the best so far: {', '.join(map(str, search.best(3)))}; they are refined")
     standings = search.refined()
     improvements = search.improved(standings[0], settings_for(standings[0].contender, conditions.profile))
@@ -89,6 +91,7 @@ def advise(
         below=sorted(search.below),
         untried=search.untried,
         draws=search.draws,
+        cut=search.cut,
         windows=search.windows,
         caveats=caveats(log, traffic, profile, known, conditions.most_pause_s),
         fits=known,

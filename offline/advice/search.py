@@ -6,6 +6,8 @@ same, on however many processors, unless the budget ends it.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -19,7 +21,8 @@ ROUND = 8  # jobs
 COARSE_SESSIONS, COARSE_STEP = 100, 0.1
 FINE_SESSIONS, FINE_STEP = 300, 0.03
 NEAR_BEST = 0.9  # of the goodput of the last that would be refined: who is coarsely below is out
-COARSE_SHARE = 0.6  # of the budget, after which no contender more is tried coarsely
+COARSE_SHARE = 0.6  # of the budget, after which nothing more is tried coarsely
+FINE_SHARE = 0.9  # after which nothing more is tried closely: the rest is for figures at the log's rate, and settings
 CLOSE = 6  # that are tried closely with the first draw
 REFINED = 3  # of them, with the others
 DRAWS = 3  # of the log's sessions, with which each of the best is refined
@@ -57,22 +60,40 @@ class Improvement:
     standing: Standing
 
 
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """now: the clock that jobs read too, wherever they are done."""
+
+    seconds: float = math.inf
+    began_s: float = 0.0
+    now: Callable[[], float] = time.monotonic
+
+    def until_s(self, share: float) -> float:
+        """When so much of it is spent."""
+        return self.began_s + share * self.seconds
+
+    def is_late(self, share: float) -> bool:
+        return self.now() > self.until_s(share)
+
+
 @dataclass(slots=True)
 class Search:
     ask: Ask
     modes: Collection[str]
     near: float  # the log's own rate
-    is_late: Callable[[float], bool] = lambda share: False  # whether so much of the budget is spent
+    budget: Budget = Budget()
     coarse: dict[Contender, float] = field(default_factory=dict)  # goodput of one draw
     below: set[Contender] = field(default_factory=set)  # that are behind those that are refined
     untried: list[Contender] = field(default_factory=list)  # for want of time
-    draws: int = 0
+    draws: int = 0  # 0: the best are known coarsely only, for want of time
+    cut: int = 0  # searches that were ended before their end, and have found a rate
     windows: int = 0
     cpu_s: float = 0.0
 
     def tried(self, jobs: Sequence[Job]) -> list[TryOutcome]:
         found = self.ask(jobs)
         self.windows += sum(one.windows for one in found)
+        self.cut += sum(one.is_cut and one.rate is not None for one in found)
         self.cpu_s += sum(one.cpu_s for one in found)
         return found
 
@@ -94,8 +115,8 @@ class Search:
         """Those given, and what lies about the best of them."""
         waiting = [one for one in contenders if one not in self.coarse]
         while waiting:
-            if self.is_late(COARSE_SHARE):
-                self.untried = waiting
+            if self.budget.is_late(COARSE_SHARE):
+                self.untried = [*dict.fromkeys((*self.untried, *waiting))]
                 return
             self._coarsely(waiting[:ROUND])
             waiting = waiting[ROUND:] or neighbours(self.best(2), self.modes, {*self.coarse, *self.below})
@@ -110,14 +131,17 @@ class Search:
                 precision=COARSE_STEP,
                 near=self.coarse[best[0]] if best and self.coarse[best[0]] else self.near,
                 bar=bar or None,
+                until_s=self.budget.until_s(COARSE_SHARE),
             )
             for one in contenders
         ]
         for one, found in zip(contenders, self.tried(jobs), strict=True):
-            if found.rate is None:
-                self.below.add(one)
-            else:
+            if found.rate is not None:
                 self.coarse[one] = found.rate
+            elif found.is_cut:
+                self.untried.append(one)
+            else:
+                self.below.add(one)
 
     def best(self, count: int) -> list[Contender]:
         """Equal ones in the order in which they were tried."""
@@ -126,39 +150,50 @@ class Search:
     # -- the best, closely
 
     def refined(self) -> list[Standing]:
-        """The best first."""
+        """The best first. Some contender has been tried coarsely."""
         rates = {one: list[float]() for one in _with_plain(self.best(CLOSE), self.best(len(self.coarse)))}
         finalists = [*rates]
-        for draw in range(1, DRAWS + 1):
-            if draw > 1 and self.is_late(1.0):
-                break
-            if draw == 2:
-                ranked = sorted(rates, key=lambda one: -rates[one][0])
+        while self.draws < DRAWS and not self.budget.is_late(FINE_SHARE):
+            self._closely(finalists, self.draws + 1, rates)
+            if self.draws == 0:
+                ranked = sorted((one for one in rates if rates[one]), key=lambda one: -rates[one][0])
+                if not ranked:
+                    break
                 finalists = _with_plain(ranked[:REFINED], ranked)
-            jobs = [
-                Job(
-                    contender=one,
-                    draw=draw,
-                    sessions=FINE_SESSIONS,
-                    precision=FINE_STEP,
-                    near=(rates[one][-1] if rates[one] else self.coarse[one]) or self.near,
-                )
-                for one in finalists
-            ]
-            for one, found in zip(finalists, self.tried(jobs), strict=True):
-                rates[one].append(found.rate or 0.0)
-            self.draws = draw
-        if self.draws == 1:
-            finalists = sorted(rates, key=lambda one: -rates[one][0])
-        near = [one for one in finalists if not 0.0 < FAR * max(rates[one]) < self.near]
-        jobs = [Job(contender=one, sessions=FINE_SESSIONS, at=self.near) for one in near]
-        figures = {one: found.figures for one, found in zip(near, self.tried(jobs), strict=True)}
+            self.draws += 1
+        if self.draws == 0:
+            rates = {one: [self.coarse[one]] for one in rates}
+        if self.draws < 2:
+            finalists = [one for one in rates if rates[one]]
+        figures = self._at_log([one for one in finalists if not 0.0 < FAR * max(rates[one]) < self.near])
         standings = [Standing(one, tuple(rates[one]), figures.get(one)) for one in finalists]
         return sorted(standings, key=lambda one: -one.goodput.value)
 
+    def _closely(self, contenders: Sequence[Contender], draw: int, rates: dict[Contender, list[float]]) -> None:
+        """Adds a goodput to the rates of each; none to those of whom there was no time to find any."""
+        jobs = [
+            Job(
+                contender=one,
+                draw=draw,
+                sessions=FINE_SESSIONS,
+                precision=FINE_STEP,
+                near=(rates[one][-1] if rates[one] else self.coarse[one]) or self.near,
+                until_s=self.budget.until_s(FINE_SHARE),
+            )
+            for one in contenders
+        ]
+        for one, found in zip(contenders, self.tried(jobs), strict=True):
+            if found.rate is not None:
+                rates[one].append(found.rate)
+
+    def _at_log(self, contenders: Sequence[Contender]) -> dict[Contender, Figures | None]:
+        until_s = self.budget.until_s(1.0)
+        jobs = [Job(contender=one, sessions=FINE_SESSIONS, at=self.near, until_s=until_s) for one in contenders]
+        return {one: found.figures for one, found in zip(contenders, self.tried(jobs), strict=True)}
+
     def improved(self, best: Standing, settings: Sequence[Setting]) -> list[Improvement]:
-        """None for want of time, or where there is nothing to improve."""
-        if self.is_late(1.0) or not best.goodput.value:
+        """Of settings for which there was time. None where there is nothing to improve."""
+        if self.budget.is_late(1.0) or not self.draws or not best.goodput.value:
             return []
         draws = range(1, len(best.rates) + 1)
         jobs = [
@@ -169,14 +204,17 @@ class Search:
                 sessions=FINE_SESSIONS,
                 precision=FINE_STEP,
                 near=best.rates[draw - 1] or self.near,
+                until_s=self.budget.until_s(1.0),
             )
             for setting in settings
             for draw in draws
         ]
         found = iter(self.tried(jobs))
+        of_each = [[*islice(found, len(draws))] for _ in settings]
         return [
-            Improvement(setting, Standing(best.contender, tuple(next(found).rate or 0.0 for _ in draws)))
-            for setting in settings
+            Improvement(setting, Standing(best.contender, tuple(one.rate or 0.0 for one in outcomes)))
+            for setting, outcomes in zip(settings, of_each, strict=True)
+            if not any(one.is_cut for one in outcomes)
         ]
 
     def others(self, finalists: Sequence[Standing]) -> Iterator[tuple[Contender, float]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
@@ -51,6 +53,7 @@ class Job:
     near: float | None = None
     bar: float | None = None  # whoever does not pass at this rate is not searched
     at: float | None = None
+    until_s: float = math.inf  # by `time.monotonic`, of all processes: after that a search tries no further rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,8 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TryOutcome:
-    rate: float | None = None  # None: below the bar
+    rate: float | None = None  # None: below the bar, or cut before any rate passed
+    is_cut: bool = False  # the search was late: the rate may be higher
     figures: Figures | None = None
     windows: int = 0
     cpu_s: float = 0.0
@@ -77,22 +81,34 @@ class TryOutcome:
 class Trying:
     """Keeps the prompts of each draw."""
 
-    def __init__(self, conditions: Conditions) -> None:
+    def __init__(self, conditions: Conditions, now: Callable[[], float] = time.monotonic) -> None:
         self._conditions = conditions
+        self._now = now
         self._prompts: dict[int, TracedPrompts] = {}
 
     def __call__(self, job: Job) -> TryOutcome:
+        if self._is_late(job):
+            return TryOutcome(is_cut=True)
         began_s, trials = time.process_time(), self._trials(job)
-        rate, figures = None, None
+        rate, figures, is_cut = None, None, False
         if job.at is not None:
             figures = self._figures(trials, job.at)
         elif job.bar is None or trials.passes(job.bar, self._conditions.slo):
-            near = job.near if job.bar is None else job.bar
             found = trials.goodput(
-                self._conditions.slo, least=LEAST_RPS, most=MOST_RPS, precision=job.precision, near=near
+                self._conditions.slo,
+                least=LEAST_RPS,
+                most=MOST_RPS,
+                precision=job.precision,
+                near=job.near if job.bar is None else job.bar,
+                is_late=partial(self._is_late, job),
             )
-            rate = found.rate
-        return TryOutcome(rate=rate, figures=figures, windows=trials.played, cpu_s=time.process_time() - began_s)
+            is_cut = found.is_cut
+            rate = None if is_cut and not found.rate else found.rate
+        cpu_s = time.process_time() - began_s
+        return TryOutcome(rate=rate, is_cut=is_cut, figures=figures, windows=trials.played, cpu_s=cpu_s)
+
+    def _is_late(self, job: Job) -> bool:
+        return self._now() > job.until_s
 
     def _trials(self, job: Job) -> Trials:
         conditions, contender, setting = self._conditions, job.contender, job.setting

@@ -148,6 +148,8 @@ def told(found: Advice, conditions: Conditions) -> Iterator[Text]:
     yield _standings_table(found)
     if found.draws > 1:
         yield Text(f"(by {found.draws} draws of the log's sessions, with 95 % intervals)")
+    elif not found.draws:
+        yield Text("(in short windows only, for want of time: --budget)")
     yield Text("")
     yield from _improvements(found)
     if found.coarse:
@@ -155,6 +157,8 @@ def told(found: Advice, conditions: Conditions) -> Iterator[Text]:
         yield Text(f"in short windows only, about: {others}")
     if found.below:
         yield Text(f"behind these in one short window: {', '.join(map(str, found.below))}")
+    if found.cut:
+        yield Text(f"searches that --budget has ended, so that their rates may be higher: {found.cut}")
     if found.untried:
         yield Text(f"not tried, for want of time (--budget): {', '.join(map(str, found.untried))}")
     yield Text("\nWhat neither the profile nor the log can tell", "bold")
@@ -282,6 +286,7 @@ def document(found: Advice, conditions: Conditions) -> dict[str, Any]:
         "below": [one._asdict() for one in found.below],
         "untried": [one._asdict() for one in found.untried],
         "draws": found.draws,
+        "cut": found.cut,
         "fits": found.fits,
         "caveats": found.caveats,
     }

@@ -18,6 +18,7 @@ class HighestRate:
     rate: float
     failed: float | None
     trials: int
+    is_cut: bool = False  # it was late before all was tried
 
 
 def highest_rate(
@@ -28,12 +29,13 @@ def highest_rate(
     most: float,
     precision: float = 0.02,
     near: float | None = None,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> HighestRate:
     """Brackets the highest rate that passes, from `first` on by doubling and halving, then bisects its logarithm.
 
     Rates are `first * (1 + precision) ** k`, so searches that begin alike try the same rates. Where rates pass above
     one that fails, one of the rates at which that changes is found. near: where the rate is expected: the search begins
-    there, with small steps that grow.
+    there, with small steps that grow. is_late: asked after each trial, whether it is to be the last.
     """
     if not 0 < least <= first <= most < math.inf:
         raise ConfigError(f"first = {first}: must be between {least} and {most}, all above 0", param="first")
@@ -52,16 +54,17 @@ def highest_rate(
     begin = 0 if near is None else min(highest, max(lowest, round(math.log(near / first) / step)))
     jump = farthest if near is None else 1
     good, bad = (begin, None) if tried(begin) else (None, begin)
-    while bad is None and good is not None and good < highest:
+    while bad is None and good is not None and good < highest and not is_late():
         following = min(good + jump, highest)
         good, bad = (following, None) if tried(following) else (good, following)
         jump = min(2 * jump, farthest)
-    while good is None and bad is not None and bad > lowest:
+    while good is None and bad is not None and bad > lowest and not is_late():
         following = max(bad - jump, lowest)
         good, bad = (following, bad) if tried(following) else (None, following)
         jump = min(2 * jump, farthest)
-    while good is not None and bad is not None and bad - good > 1:
+    while good is not None and bad is not None and bad - good > 1 and not is_late():
         middle = (good + bad) // 2
         good, bad = (middle, bad) if tried(middle) else (good, middle)
-    at = [0.0 if good is None else first * math.exp(good * step), None if bad is None else first * math.exp(bad * step)]
-    return HighestRate(at[0] or 0.0, at[1], len(known))
+    is_cut = (highest + 1 if bad is None else bad) - (lowest - 1 if good is None else good) > 1
+    rate = 0.0 if good is None else first * math.exp(good * step)
+    return HighestRate(rate, None if bad is None else first * math.exp(bad * step), len(known), is_cut)

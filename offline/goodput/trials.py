@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from ..simulation.playback import Playback
@@ -55,9 +56,16 @@ class Trials:
         most: float = 1e3,
         precision: float = 0.02,
         near: float | None = None,
+        is_late: Callable[[], bool] = lambda: False,
     ) -> HighestRate:
         return highest_rate(
-            lambda rate: self.passes(rate, slo), first=first, least=least, most=most, precision=precision, near=near
+            lambda rate: self.passes(rate, slo),
+            first=first,
+            least=least,
+            most=most,
+            precision=precision,
+            near=near,
+            is_late=is_late,
         )
 
     def _play(self, rate: float, slo: Slo | None) -> JudgedWindow:

@@ -26,8 +26,10 @@ def trials(topology: str) -> Trials:
 
 
 def test_twice_the_workers_serve_about_twice_the_sessions() -> None:
-    slo, bounds = Slo(share=0.9), {"first": 4.0, "least": 0.25, "most": 256.0, "precision": 0.1}
-    one, two = (trials(topology).goodput(slo, **bounds).rate for topology in ("1R", "2R"))
+    one, two = (
+        trials(topology).goodput(Slo(share=0.9), first=4.0, least=0.25, most=256.0, precision=0.1).rate
+        for topology in ("1R", "2R")
+    )
     assert one > 0.25
     assert 1.5 < two / one < 3.0
 

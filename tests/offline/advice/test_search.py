@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from ppd.offline.advice.contenders import Contender, first_contenders, neighbours, workers_for
+from ppd.offline.advice.contenders import Contender, Setting, first_contenders, neighbours, workers_for
 from ppd.offline.advice.interval import Interval
-from ppd.offline.advice.search import ROUND, Search, Standing
+from ppd.offline.advice.search import ROUND, Budget, Search, Standing
 from ppd.offline.advice.trying import Figures, Job, TryOutcome
 from ppd.proxy.errors import ConfigError
 from ppd.servers.fleet.topology import Topology
+from tests.support.clock import FakeClock
 
 MODES = ("slo", "always_local", "replica")
 AT = Figures(rate=1.0, first_share=1.0, later_share=1.0, ttft_first=None, ttft_later=None, tpot=None, turns=9)
@@ -39,8 +40,7 @@ class Known:
 
 def searched(ask: Known, workers: int = 8, **late: float) -> tuple[Search, list[Standing]]:
     spent = iter(range(1000))
-    budget = late.get("budget", 1e9)
-    search = Search(ask, MODES, 1.0, lambda share: next(spent) >= share * budget)
+    search = Search(ask, MODES, 1.0, Budget(late.get("budget", 1e9), now=lambda: next(spent)))
     contenders = first_contenders(workers, MODES)
     search.pilot(contenders)
     search.all(contenders)
@@ -95,12 +95,75 @@ def test_most_contenders_cost_one_small_window() -> None:
     assert len(fine) == 3 + 3 + 3
 
 
-def test_a_late_search_ends_with_what_it_has() -> None:
-    search, standings = searched(Known({}), budget=2)
-    assert search.untried
+@pytest.mark.parametrize(
+    ("budget", "is_all_tried", "draws"), [(1.0, False, 0), (4.0, True, 1), (5.0, True, 2), (8.0, True, 3)]
+)
+def test_a_late_search_ends_with_what_it_has(budget: float, is_all_tried: bool, draws: int) -> None:
+    """Each look at the clock takes a second."""
+    search, standings = searched(Known({}), budget=budget)
+    assert (not search.untried) is is_all_tried
     assert standings
-    assert search.draws == 1
+    assert (search.draws, {len(one.rates) for one in standings}) == (draws, {max(1, draws)})
     assert {one.contender for one in standings}.isdisjoint(search.untried)
+
+
+class Slow(Known):
+    """Searches that take `takes_s` each, and end when they are late with a part of the rate; after one another."""
+
+    def __init__(self, clock: FakeClock, takes_s: float, usual: float = 1.0) -> None:
+        super().__init__({}, usual)
+        self.clock = clock
+        self.takes_s = takes_s
+
+    def _outcome(self, job: Job) -> TryOutcome:
+        if self.clock() > job.until_s:
+            return TryOutcome(is_cut=True)
+        until_s = min(self.clock() + self.takes_s, job.until_s)
+        share = (until_s - self.clock()) / self.takes_s
+        self.clock.now_s = until_s + 0.001
+        if share == 1.0 or job.at:
+            return super()._outcome(job)
+        return TryOutcome(rate=share * self.usual or None, is_cut=True, windows=1)
+
+
+@pytest.mark.parametrize(
+    ("takes_s", "tried", "untried", "draws", "cut"),
+    [
+        (
+            50.0,
+            2,
+            1,
+            1,
+            2,
+        ),  # the second of the pilot is ended after 10 s, the third is not begun; then one that is ended
+        (19.0, 3, 0, 1, 1),  # all of the pilot; of the first draw one and a half
+        (200.0, 1, 2, 1, 3),  # each is ended, of the pilot, of the draw, and with another setting
+    ],
+)
+def test_no_search_outlasts_the_budget_whatever_the_fleets_cost(
+    clock: FakeClock, takes_s: float, tried: int, untried: int, draws: int, cut: int
+) -> None:
+    ask = Slow(clock, takes_s)
+    search = Search(ask, MODES, 1.0, Budget(100.0, clock(), clock))
+    ended_s = clock() + 100.0
+    contenders = first_contenders(256, MODES)[:3]
+    search.pilot(contenders)
+    search.all(contenders)
+    standings = search.refined()
+    assert search.improved(standings[0], [Setting(prefills_answer=True)]) == []
+    assert clock() < ended_s + 1.0
+    assert (len(search.coarse), len(search.untried), search.draws, search.cut) == (tried, untried, draws, cut)
+    assert standings
+
+
+def test_what_there_was_no_time_to_try_once_is_untried_not_below() -> None:
+    class Cut(Known):
+        def _outcome(self, job: Job) -> TryOutcome:
+            return TryOutcome(is_cut=True)
+
+    search = Search(Cut({}), MODES, 1.0)
+    search.pilot(contenders := first_contenders(8, MODES))
+    assert (search.untried, search.below, search.coarse) == (contenders[:3], set(), {})
 
 
 @pytest.mark.parametrize(("asked", "is_played"), [(0.01, True), (8.0, True), (40.0, False)])

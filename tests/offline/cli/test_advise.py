@@ -18,8 +18,10 @@ from ppd.offline.cli.goodput import command as goodput
 from ppd.offline.goodput.slo import Slo
 from ppd.offline.simulation.modelled_hardware import profile_for
 from ppd.offline.simulation.setup import pulled
+from ppd.proxy.errors import ConfigError
 from ppd.proxy.telemetry.receipts import Receipt
 from tests.offline.replay.receipts import line_of, log_of, receipt
+from tests.support.clock import FakeClock
 
 AT = Figures(
     rate=1.0, first_share=0.99, later_share=0.5, ttft_first=(0.1, 0.2), ttft_later=None, tpot=(0.01, 0.02), turns=9
@@ -87,6 +89,25 @@ def test_it_says_that_it_begins_before_anything_is_played() -> None:
     ]
 
 
+def test_a_budget_in_which_no_fleet_is_found_is_refused() -> None:
+    plan, said = Plan(workers=2, modes=("slo",), rate=1.0, budget_s=6.0, processors=2), list[str]()
+    with pytest.raises(ConfigError, match=r"budget = 0.1: in that time no fleet was found that meets the targets"):
+        advise(log_of(*turns()), conditions(), plan, lambda jobs: [TryOutcome(is_cut=True)] * len(jobs), said.append)
+
+
+def test_it_says_what_the_budget_has_ended() -> None:
+    def ask(jobs: Sequence[Job]) -> list[TryOutcome]:
+        return [TryOutcome(figures=AT) if job.at else TryOutcome(rate=1.0, is_cut=True, windows=1) for job in jobs]
+
+    known, clock = conditions(), iter(range(1000))
+    plan = Plan(workers=2, modes=("slo", "replica"), rate=1.0, budget_s=1.0, processors=2)
+    found = advise(log_of(*turns()), known, plan, ask, lambda text: None, lambda: next(clock))
+    text = "\n".join(part.plain for part in told(found, known))
+    assert "(in short windows only, for want of time: --budget)" in text
+    assert "searches that --budget has ended, so that their rates may be higher: 3" in text
+    assert document(found, known)["cut"] == 3
+
+
 def test_all_replicas_are_one_of_the_answers() -> None:
     text = advised(Contender("2R", "replica"))
     assert "Recommended: do not disaggregate: 2R, mode replica. It serves up to 4 " in text
@@ -116,6 +137,19 @@ def test_targets_that_nobody_meets_are_said_so() -> None:
     text = advised(Contender("2R", "replica"), rate=0.0)
     assert "No fleet and mode meets the targets at any rate" in text
     assert "another setting" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seconds", "windows"), [(-1.0, 0), (0.0, 1)])
+def test_a_trial_that_is_late_plays_no_window_more(seconds: float, windows: int, clock: FakeClock) -> None:
+    def now() -> float:
+        clock.advance(1.0)
+        return clock() - 1.0
+
+    job = Job(contender=Contender("1R", "replica"), sessions=10, near=0.1, until_s=clock() + seconds)
+    found = Trying(conditions(), now)(job)
+    assert (found.windows, found.is_cut) == (windows, True)
+    assert found.rate == (pytest.approx(0.1, rel=0.1) if windows else None)
 
 
 @pytest.mark.slow

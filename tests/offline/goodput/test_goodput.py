@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -93,9 +94,35 @@ def test_a_search_ends_at_its_bounds(passes: Callable[[float], bool], rate: floa
 
 
 @pytest.mark.parametrize(
+    ("limit", "trials", "rate", "is_cut"),
+    [
+        (10.0, 1, 1.0, True),
+        (10.0, 4, 8.0, True),
+        (10.0, 5, 8.0, True),  # between 8 and 16
+        (10.0, 99, 9.95, False),
+        (0.3, 1, 0.0, True),
+        (0.3, 2, 0.0, True),
+        (1e9, 99, 100.0, False),
+    ],
+)
+def test_a_late_search_ends_with_the_highest_rate_that_has_passed(
+    limit: float, trials: int, rate: float, is_cut: bool
+) -> None:
+    asked = list[float]()
+
+    def passes(rate: float) -> bool:
+        asked.append(rate)
+        return rate <= limit
+
+    found = highest_rate(passes, first=1.0, least=0.01, most=100.0, is_late=lambda: len(asked) >= trials)
+    assert found.rate == pytest.approx(rate, rel=0.03)
+    assert (found.is_cut, found.trials) == (is_cut, min(trials, len(asked)))
+
+
+@pytest.mark.parametrize(
     "bounds", [{"first": 0.0, "least": 0.0, "most": 1.0}, {"first": 2.0, "least": 0.1, "most": 1.0}]
 )
-def test_bounds_that_make_no_sense_are_named(bounds: dict[str, float]) -> None:
+def test_bounds_that_make_no_sense_are_named(bounds: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="first"):
         highest_rate(lambda _: True, **bounds)
     with pytest.raises(ConfigError, match="share"):
@@ -137,7 +164,7 @@ def test_the_idle_ttft_is_that_of_a_session_that_is_alone(prompt: int, known: in
 @pytest.mark.slow
 def test_a_stricter_slo_is_met_at_lower_rates_and_its_search_plays_no_rate_twice() -> None:
     shared = trials("1R")
-    bounds = {"first": 4.0, "least": 1.0, "most": 16.0, "precision": 1.0}
+    bounds: dict[str, Any] = {"first": 4.0, "least": 1.0, "most": 16.0, "precision": 1.0}
     rates = [shared.goodput(Slo(tpot_s=tpot_s), **bounds).rate for tpot_s in (0.015, 0.025, 0.05)]
     assert rates == sorted(rates)
     assert rates[0] < rates[2]

@@ -34,7 +34,8 @@ def document(
         f"# Calibration of {profile.name}\n",
         f"Made by `{command}`. Source: {profile.source}. Errors are those of the simulated against the measured mean "
         "of later turns, as shares of the measured; median and 90th percentile of their size over the cells, and the "
-        "median with its sign.\n",
+        'median with its sign. By the configurations marked "used" the costs were found, by a fit or by hand; the '
+        "others only check them.\n",
         "## Costs\n",
         *_costs(profile),
         *([f"\n{profile.note}"] if profile.note else []),

@@ -68,12 +68,13 @@ def errors(observations: Sequence[Observation], simulated: Means, region: str, c
 
 
 def markdown(lines: Sequence[Errors], fitted_on: Sequence[str]) -> str:
+    """fitted_on: the configurations by which the costs were found, whether or not by a search."""
     rows = [
         "| configuration | cells | TTFT: median, p90, bias | TPOT: median, p90, bias | first TTFT: median |",
         "|---|---|---|---|---|",
     ]
     for line in lines:
-        name = f"{line.config} (fitted)" if line.config in fitted_on else line.config
+        name = f"{line.config} (used)" if line.config in fitted_on else line.config
         ttft = f"{line.ttft_median:.1%}, {line.ttft_p90:.1%}, {line.ttft_bias:+.1%}"
         tpot = f"{line.tpot_median:.1%}, {line.tpot_p90:.1%}, {line.tpot_bias:+.1%}"
         rows.append(f"| {name} | {line.cells} | {ttft} | {tpot} | {line.first_ttft_median:.1%} |")

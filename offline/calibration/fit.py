@@ -57,7 +57,8 @@ START = EngineProfile(
     send_s=49e-3,
     transfer_bytes_per_s=30e9,
 )
-"""Where the search begins: found for the published rows, by least squares and then by hand."""
+"""Where the search begins: chosen by hand for the published rows. A fit came before, of a law that had no
+`first_sequence_s` and no `connector_s`; none of its values is left as it was."""
 
 FIRST_TURN_WEIGHT = 0.5
 HALF_WEIGHT_N = 10  # later turns at which a cell has 1/sqrt(2) of the weight of one with very many

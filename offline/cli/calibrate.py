@@ -112,7 +112,10 @@ def _check(source: CalibrationSource, profile: ProfileFile, simulations: Simulat
         click.echo(f"\n{guess}")
 
 
-UNSEARCHED = "The costs were chosen by hand, as the start of a fit that was not run."
+UNSEARCHED = (
+    "No fit was run: the costs are those that one begins from, chosen by hand after a fit of an earlier law to the "
+    "published rows."
+)
 
 
 def _calibrate(source: CalibrationSource, simulations: Simulations, flags: CalibrateFlags) -> None:

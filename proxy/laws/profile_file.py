@@ -34,7 +34,7 @@ class Status(StrEnum):
     """How far a profile's figures can be trusted."""
 
     MEASURED = "measured"  # each cost separately, on the hardware that it names
-    FITTED = "fitted"  # all costs together, to measurements on that hardware
+    FITTED = "fitted"  # all costs together, to measurements on that hardware, by a search or by hand
     MODELLED = "modelled"  # computed from data sheets; nothing was run
 
 

@@ -141,7 +141,7 @@ def test_errors_are_medians_of_shares_with_the_bias_beside_them() -> None:
     assert line.ttft_p90 == pytest.approx(0.28)
     assert line.tpot_median == pytest.approx(0.0)
     assert line.first_ttft_median == pytest.approx(0.0)
-    assert "| 1R (fitted) | 3 | 20.0%, 28.0%, +10.0% |" in markdown([line], ["1R"])
+    assert "| 1R (used) | 3 | 20.0%, 28.0%, +10.0% |" in markdown([line], ["1R"])
 
 
 def test_a_published_cell_is_simulated_with_as_many_conversations(tmp_path: Path) -> None:

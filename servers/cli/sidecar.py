@@ -26,8 +26,8 @@ from ppd.proxy.runtime.process_limits import collect_garbage_less, limit_heap, r
 from ppd.proxy.runtime.tls import client_tls, worker_tls
 
 from ..sidecar.allow_list import AllowList
+from ..sidecar.failed_legs import FailurePolicy, OnFailure
 from ..sidecar.prefills import HEADER
-from ..sidecar.router import FailurePolicy, OnFailure
 from ..sidecar.sidecar import FIXED, SidecarOptions, assemble, serve
 from .agent import curve_keys
 

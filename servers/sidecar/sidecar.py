@@ -32,12 +32,14 @@ from ppd.proxy.telemetry.receipts import ReceiptLog
 from ppd.proxy.upstream.client import Upstream
 
 from .allow_list import AllowList
+from .decisions import Decisions
 from .encoders import Encoders
 from .engine import EngineRequests
+from .failed_legs import FailedLegs, FailurePolicy
 from .prefills import Prefills
 from .records import Records, explained
 from .reporter import Reporter
-from .router import FailurePolicy, HeaderRouter
+from .router import HeaderRouter
 
 # Keys of the proxy's config that are not the operator's here.
 FIXED: dict[str, Any] = {
@@ -102,13 +104,14 @@ def assemble(
     state.metrics.watch(lambda: chain(() if reporter is None else (reporter.counter(),), state.ledger.gauges(now())))
     dispatcher = Dispatcher(config, upstream, handoff_release, state, bodies)
     log, report = (receipt_log.write if receipt_log else None), (reporter.send if reporter else None)
-    engine = _engine(options, state)
-    router = _router(options, state, dispatcher, Records(state.metrics, drain, log, report), engine, pause)
+    decisions = _decisions(options, _engine(options, state))
+    failed_legs = FailedLegs(decisions, options.policy, pause)
+    router = HeaderRouter(state, dispatcher, Records(state.metrics, drain, log, report), decisions, failed_legs)
     return Sidecar(
         config=config,
         state=state,
         turns=TurnService(config, state, router, None, bodies=bodies, may_force=False, explained=explained),
-        requests=EngineRequests(config, upstream, bodies, engine.worker),
+        requests=EngineRequests(config, upstream, bodies, decisions.engine.worker),
         allow_lists=(options.allow_list, options.encoder_list),
         upstream=upstream,
         handoff_release=handoff_release,
@@ -139,33 +142,18 @@ def _engine(options: SidecarOptions, state: State) -> WorkerView:
     return view
 
 
-def _router(
-    options: SidecarOptions,
-    state: State,
-    dispatcher: Dispatcher,
-    records: Records,
-    engine: WorkerView,
-    pause: Callable[[float], Awaitable[None]],
-) -> HeaderRouter:
+def _decisions(options: SidecarOptions, engine: WorkerView) -> Decisions:
     host, port = options.config.host, options.config.port
     own = frozenset((engine.worker.address, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))
-    return HeaderRouter(
-        state,
-        dispatcher,
-        records,
-        Prefills(
-            options.allow_list,
-            connector=options.connector,
-            known=options.prefills,
-            tls=options.prefill_tls,
-            samples=options.sample_prefill,
-        ),
-        Encoders(options.encoder_list, tls=options.encoder_tls, own=own),
-        engine,
-        own,
-        options.policy,
-        pause,
+    prefills = Prefills(
+        options.allow_list,
+        connector=options.connector,
+        known=options.prefills,
+        tls=options.prefill_tls,
+        samples=options.sample_prefill,
     )
+    encoders = Encoders(options.encoder_list, tls=options.encoder_tls, own=own)
+    return Decisions(prefills, encoders, engine, own)
 
 
 async def serve(sidecar: Sidecar, listening: socket.socket, stop: asyncio.Event) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from ppd.proxy.config import EncoderUse, Mode, StageOrder
 from ppd.servers.sidecar.allow_list import AllowList
-from ppd.servers.sidecar.router import FailurePolicy, OnFailure
+from ppd.servers.sidecar.failed_legs import FailurePolicy, OnFailure
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, Faults, Order
 from tests.e2e.encoders.test_encoders import picture, talk
 from tests.servers.sidecar.sidecars import SidecarFleet, StrictFleet

@@ -23,7 +23,7 @@ from ppd.proxy.gateway.envoy_config import envoy_config
 from ppd.servers.fleet.gateway import find_envoy
 from ppd.servers.fleet.ports import free_ports
 from ppd.servers.sidecar.allow_list import AllowList
-from ppd.servers.sidecar.router import FailurePolicy
+from ppd.servers.sidecar.failed_legs import FailurePolicy
 from ppd.servers.sidecar.sidecar import FIXED, SidecarOptions, assemble, serve
 from tests.support.fleet import Fleet
 from tests.support.proxy import ProxyClient

@@ -8,7 +8,7 @@ import pytest
 from ppd.proxy.errors import PPDError
 from ppd.servers.cli import sidecar as flags
 from ppd.servers.sidecar.allow_list import Allowed
-from ppd.servers.sidecar.router import FailurePolicy, OnFailure
+from ppd.servers.sidecar.failed_legs import FailurePolicy, OnFailure
 from ppd.servers.sidecar.sidecar import SidecarOptions
 
 NEEDED = ("--engine", "https://127.0.0.1:8200", "--listen", "[::1]:8000")

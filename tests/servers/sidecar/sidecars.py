@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.downstream.serve import listen
 from ppd.servers.sidecar.allow_list import AllowList
-from ppd.servers.sidecar.router import FailurePolicy, OnFailure
+from ppd.servers.sidecar.failed_legs import FailurePolicy, OnFailure
 from ppd.servers.sidecar.sidecar import FIXED, Sidecar, SidecarOptions, assemble, serve
 from ppd.servers.sim.engine.engine import SimEngine
 from tests.support import proxy

@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import aiohttp
 
+from ppd.servers.sidecar.failed_legs import FailurePolicy
 from ppd.servers.sidecar.prefills import HEADER
-from ppd.servers.sidecar.router import FailurePolicy
 from ppd.servers.sidecar.sidecar import Sidecar
 from ppd.servers.sim.engine.engine import SimEngine
 from tests.servers.sidecar.sidecars import running_sidecar

@@ -13,8 +13,8 @@ from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.upstream.sidecar import legs_told
 from ppd.servers.fleet.ports import free_ports
 from ppd.servers.sidecar.allow_list import AllowList
+from ppd.servers.sidecar.failed_legs import FailurePolicy, OnFailure
 from ppd.servers.sidecar.prefills import HEADER
-from ppd.servers.sidecar.router import FailurePolicy, OnFailure
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, Faults, Order
 from tests.servers.sidecar.site import BODY, CHAT, Answer, Site
 from tests.support.fleet import start_engine

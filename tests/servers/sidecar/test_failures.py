@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ppd.proxy.errors import ConfigError
-from ppd.servers.sidecar.router import PAUSE_S, FailurePolicy, OnFailure
+from ppd.servers.sidecar.failed_legs import PAUSE_S, FailurePolicy, OnFailure
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, Faults, Order
 from tests.servers.sidecar.site import CHAT, Site
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ppd.servers.sidecar.router import FailurePolicy, OnFailure
+from ppd.servers.sidecar.failed_legs import FailurePolicy, OnFailure
 from tests.servers.sidecar.llm_d.exchange import Script, play
 from tests.servers.sidecar.llm_d.scripts import SCRIPTS
 from tests.servers.sidecar.sidecars import running_sidecar

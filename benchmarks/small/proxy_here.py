@@ -16,6 +16,7 @@ from ppd.proxy.admission.keys import Client
 from ppd.proxy.assembly import Proxy, assemble
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.downstream.serve import listen, serve
+from ppd.proxy.fleet.worker import Load
 from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
 from ppd.proxy.peers.channels import Member
 from ppd.proxy.routing.attempt import TurnContext
@@ -44,6 +45,9 @@ async def serving(config: ProxyConfig) -> AsyncIterator[str]:
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 WORKERS = tuple(f"{role}=10.0.{net}.{n}:8000,model={MODEL}" for net, role in enumerate("PD") for n in range(1, 5))
+# As vLLM's `cache_config_info` has it of an H100 with this model: num_gpu_blocks x block_size. An engine that reports
+# none is never believed to evict, which costs less than books that are full.
+LOAD = Load(kv_capacity_tokens=25_000 * 16)
 REPLY = "The answer is forty-two, as far as anybody can tell; shall I go on? "
 CONTEXT = TurnContext(Client(name="", tenant=""), {"content-type": "application/json"})
 
@@ -190,7 +194,7 @@ def bench(
     state, upstream = proxy.state, cast(Any, MemoryUpstream(watch, asked))
     for worker in settings.static_workers:
         state.registry.add_static(worker, state.now())
-        state.registry.probed(worker.id, worker, None, state.now())
+        state.registry.probed(worker.id, worker, LOAD, state.now())
     dispatcher = WatchedDispatcher(settings.config, upstream, HandoffRelease(state, upstream), state, proxy.bodies)
     dispatcher.watch = watch
     router = Router(settings.config, state, proxy.chooser, dispatcher, proxy.learner)

@@ -40,7 +40,7 @@ class TurnReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     version: int = VERSION
     request_id: _Name  # the gateway's X-Request-Id, which a client may have chosen
     turn_id: _Name = ""  # the picker's own id of the turn; empty: it gave none, or the sidecar is of an older version
-    route: _Name  # SPLIT, or LOCAL where the engine computed the prompt; empty: it got no further
+    route: _Name  # SPLIT, or LOCAL or REPLICA where a D or R computed the prompt; empty: it got no further
     prefill: _Name = ""  # the P that was asked last, host:port
     outcome: _Name  # completed, failed, cancelled or broken
     status: Annotated[int, msgspec.Meta(ge=0, le=599)]
@@ -59,7 +59,7 @@ class TurnReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 
 
 def as_replicas(report: TurnReport) -> TurnReport:
-    """In the words for an R: no sidecar knows what it stands before, and calls what that computes alone local."""
+    """In the words for an R: a sidecar that is not told what it stands before calls what that computes alone local."""
     legs = [replace(one, leg=Leg.REPLICA) if one.leg == Leg.LOCAL else one for one in report.failed_legs]
     leg, _, why = report.failure.partition(" ")
     return replace(report, failed_legs=legs, failure=f"{Leg.REPLICA} {why}" if leg == Leg.LOCAL else report.failure)

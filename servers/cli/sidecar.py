@@ -18,7 +18,7 @@ from ppd.proxy.connectors import CONNECTORS, is_of_sidecars, missing_coordinates
 from ppd.proxy.discovery.heartbeat import check_address, check_coordinates
 from ppd.proxy.downstream.serve import listen
 from ppd.proxy.errors import ConfigError, ConfigErrors, FormatError, PPDError
-from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.fleet.worker import ANSWERING, Role, Worker
 from ppd.proxy.gateway.headers import ENCODERS
 from ppd.proxy.runtime.log_output import fill_standard_streams
 from ppd.proxy.runtime.process import ignore_hangups, log_to_stderr, new_loop, stop_on_signals
@@ -58,6 +58,7 @@ class _Flags:
 
     engine: str
     listen: str
+    role: str
     connector: str
     coordinate: tuple[str, ...]
     prefill: tuple[str, ...]
@@ -77,6 +78,7 @@ def options_of(given: Mapping[str, Any]) -> SidecarOptions:
     """given: each flag's value by its name. ConfigError names each that cannot be used."""
     flags = _Flags(**{one.name: given[one.name] for one in fields(_Flags)})
     check_connector(flags.connector)
+    role = Role(flags.role)
     host, port = _address("listen", flags.listen)
     engine = flags.engine
     scheme, _, address = engine.rpartition("://")
@@ -94,7 +96,8 @@ def options_of(given: Mapping[str, Any]) -> SidecarOptions:
         engine=address,
         engine_tls=scheme == "https",
         connector=flags.connector,
-        coordinates=_coordinates("coordinate", Role.DECODE, address, flags.coordinate, flags.connector),
+        role=role,
+        coordinates=_coordinates("coordinate", role, address, flags.coordinate, flags.connector),
         prefills=dict(_prefill(text, flags.connector) for text in flags.prefill),
         allow_list=AllowList(",".join(flags.allow_prefill)),
         prefill_tls=flags.prefill_tls,
@@ -182,6 +185,13 @@ command = click.Command(
     params=[
         click.Option(["--engine"], required=True, help="base URL of the engine, such as http://127.0.0.1:8200"),
         click.Option(["--listen"], required=True, help="host:port where the gateway reaches this sidecar"),
+        click.Option(
+            ["--role"],
+            type=click.Choice(sorted(map(str, ANSWERING))),
+            default=str(Role.DECODE),
+            show_default=True,
+            help="of the engine: what it computes without a P is LOCAL on a D and REPLICA on an R",
+        ),
         click.Option(["--connector"], type=click.Choice(list(CONNECTORS)), default="nixl", show_default=True),
         click.Option(
             ["--coordinate"], multiple=True, help="NAME=VALUE that the connector must know of the engine; repeatable"

@@ -95,7 +95,7 @@ def _sidecar(spec: FleetSpec, role: Role, worker: FleetProgram, listens: str) ->
     if role is not Role.DECODE and (connector is None or PROTOCOLS[connector].engine == "vllm"):
         connector = None  # this R has none
     known = () if connector is None or role is not Role.DECODE else _known_to_sidecar(spec, worker)
-    flags = sidecar_flags(worker.address, listens, f"{HOST}:{spec.heartbeat_port}", connector, known)
+    flags = sidecar_flags(worker.address, role, listens, f"{HOST}:{spec.heartbeat_port}", connector, known)
     return FleetProgram(name, listens, Launch((*_ppd("sidecar"), *flags), {}), spec.log_dir / f"{name}.log")
 
 

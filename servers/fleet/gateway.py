@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.errors import ConfigError
+from ppd.proxy.fleet.worker import Role
 from ppd.proxy.gateway.envoy_config import envoy_config
 
 from .ports import HOST
@@ -52,12 +53,12 @@ def picker_flags(port: int) -> tuple[str, ...]:
 
 
 def sidecar_flags(
-    engine: str, listen: str, picker: str, connector: str | None, known: tuple[str, ...] = ()
+    engine: str, role: Role, listen: str, picker: str, connector: str | None, known: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """engine, listen: host:port; picker: where it takes reports. Every P and E on this machine may be asked.
+    """engine, listen: host:port; role: the engine's; picker: where it takes reports. Every P and E here may be asked.
 
     known: the flags that say what the connector must know of the engine and of each P.
     """
     allowed = ("--allow-prefill", f"{HOST}/32", "--allow-encoder", f"{HOST}/32")
-    flags = ("--engine", f"http://{engine}", "--listen", listen, "--report", picker, *allowed)
+    flags = ("--engine", f"http://{engine}", "--role", role, "--listen", listen, "--report", picker, *allowed)
     return flags if connector is None else (*flags, "--connector", connector, *known)

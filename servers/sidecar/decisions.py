@@ -8,7 +8,7 @@ from ppd.proxy.connectors import missing_coordinates, splits, stops_at_plain
 from ppd.proxy.errors import NoWorkerError
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.openai.request import Request
-from ppd.proxy.policy import Decision, Route
+from ppd.proxy.policy import Decision, Route, route_alone
 
 from .encoders import Encoders
 from .prefills import Prefills
@@ -37,7 +37,8 @@ class Decisions:
         """The engine computes the prompt, whatever P is named; NoWorkerError if it cannot."""
         if stops_at_plain(self.engine.worker):
             raise NoWorkerError(f"the engine cannot compute a prompt without a P ({reason})")
-        return Decision(route=Route.LOCAL, reason=reason, decode=self.engine, wanted=Route.LOCAL)
+        route = route_alone(self.engine)
+        return Decision(route=route, reason=reason, decode=self.engine, wanted=route)
 
     def _alone(self, request: Request, prefill: WorkerView | None) -> str:
         """Why the engine computes the prompt even where a P is named: what a picker may not know."""

@@ -55,6 +55,7 @@ class SidecarOptions:
     config: ProxyConfig
     engine: str  # host:port
     engine_tls: bool = False
+    role: Role = Role.DECODE  # or REPLICA: how the turns that it computes alone are called
     connector: str = "nixl"
     coordinates: Mapping[str, str] = field(default_factory=dict)  # the engine's, that the connector must know
     prefills: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of P that may be named, by host:port
@@ -129,7 +130,7 @@ def assemble(
 def _engine(options: SidecarOptions, state: State) -> WorkerView:
     """It is taken to be up, as there is no other: each turn finds out for itself."""
     worker = Worker(
-        role=Role.DECODE,
+        role=options.role,
         address=options.engine,
         connector=options.connector,
         engine=usual_engine(options.connector),

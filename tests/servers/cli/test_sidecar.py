@@ -6,6 +6,7 @@ import click
 import pytest
 
 from ppd.proxy.errors import PPDError
+from ppd.proxy.fleet.worker import Role
 from ppd.servers.cli import sidecar as flags
 from ppd.servers.sidecar.allow_list import Allowed
 from ppd.servers.sidecar.failed_legs import FailurePolicy, OnFailure
@@ -34,6 +35,11 @@ def test_flags_become_the_options_of_a_sidecar() -> None:
     assert made.encoder_list.allowed == Allowed.of(["10.0.1.0/24", "e:1"])
     assert (made.sample_prefill, made.prefill_tls, made.encoder_tls, made.config.encoder_batch) == (True, True, True, 4)
     assert made.policy == FailurePolicy(OnFailure.RETRY, 2)
+
+
+@pytest.mark.parametrize(("given", "role"), [((), Role.DECODE), (("--role", "R"), Role.REPLICA)])
+def test_an_engine_is_a_d_unless_a_flag_says_otherwise(given: tuple[str, ...], role: Role) -> None:
+    assert options(*given).role is role
 
 
 def test_flags_say_what_the_connector_must_know() -> None:

@@ -55,6 +55,7 @@ def test_behind_envoy_each_d_and_r_is_announced_as_its_sidecar() -> None:
         assert "--sidecar" in named[worker].launch.argv
         assert flag(sidecar.launch.argv, "--engine") == f"http://{named[worker].address}"
         assert ("--connector" in sidecar.launch.argv) is (worker != "R1")
+        assert flag(sidecar.launch.argv, "--role") == worker[0]
     assert "--advertise" not in named["P1"].launch.argv
     assert flag(named["picker"].launch.argv, "--port") in flag(named["envoy"].launch.argv, "--config-yaml")
     assert len({member.address for member in members}) == len(members)

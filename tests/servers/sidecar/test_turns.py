@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from ppd.proxy.failures import Leg
+from ppd.proxy.fleet.worker import Role
 from ppd.proxy.upstream.sidecar import legs_told
 from ppd.servers.sidecar.allow_list import AllowList
 from tests.servers.sidecar.site import BODY, Site
@@ -38,6 +40,18 @@ async def test_a_turn_is_split_or_local_as_its_header_says(stream: bool) -> None
         assert all(leg_id.startswith("gateway-1-") for leg_id in ids) and len(set(ids)) == 2
         assert len(asked_p) == len(asked_d) == 1
         assert len(site.received("P1")) == 2, "the replica's question, and no leg of the turn without a header"
+        await site.until(site.is_idle)
+
+
+async def test_what_an_r_computes_alone_is_no_local_turn() -> None:
+    async with Site.of(role=Role.REPLICA) as site:
+        alone, split = await site.ask({"X-Request-Id": "a"}), await site.ask(site.to_p)
+        assert (alone.headers["X-PPD-Route"], split.headers["X-PPD-Route"]) == ("REPLICA", "SPLIT")
+        receipt = site.sidecar.state.receipts.find("a")
+        assert receipt is not None
+        assert [leg.kind for leg in receipt.legs] == [Leg.REPLICA]
+        metrics = (await site.get("/ppd/metrics")).raw.decode()
+        assert 'ppd_turns_total{reason="no_prefill_named",route="REPLICA"} 1.0' in metrics
         await site.until(site.is_idle)
 
 

@@ -25,6 +25,7 @@ from ..fleet.worker import ANSWERING, NO_EVENTS, Announcement, EventSource, Load
 from ..openai.request import MODEL_LIMIT
 
 VERSION = 1
+MESSAGE_LIMIT_BYTES = 64 * 1024  # also of a turn report; of each frame, on all ends
 COORDINATES_LIMIT = 32
 MODELS_LIMIT = 1024
 RANKS_LIMIT = 64

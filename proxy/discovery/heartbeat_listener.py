@@ -26,14 +26,13 @@ from ..fleet.registry import Registry
 from ..fleet.worker import Announcement, Source, WorkerId
 from ..runtime.tasks import Throttle
 from ..telemetry.metrics import Metrics
-from .heartbeat import decode
+from .heartbeat import MESSAGE_LIMIT_BYTES, decode
 from .senders import IPNetwork, Rivals, Senders
 from .turn_report import TurnReport, is_report
 from .turn_report import decode as decode_report
 
 log = logging.getLogger(__name__)
 
-MESSAGE_LIMIT_BYTES = 64 * 1024
 FRAMES = 2  # the sender's ZeroMQ identity, and its message
 COMPLAIN_EVERY_S = 60.0
 MAPPED_BITS = 96  # of an IPv6 address, before the IPv4 one

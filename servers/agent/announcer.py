@@ -19,7 +19,7 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from ppd.proxy.config import is_ipv6
-from ppd.proxy.discovery.heartbeat import Heartbeat
+from ppd.proxy.discovery.heartbeat import MESSAGE_LIMIT_BYTES, Heartbeat
 
 from .silence import TICK_S, Silence
 
@@ -106,6 +106,7 @@ class Announcer:
     def _connect(self, address: str) -> zmq.asyncio.Socket:
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.IPV6, is_ipv6(address))
+        socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_LIMIT_BYTES)  # a proxy sends nothing
         socket.setsockopt(zmq.CONFLATE, 1)
         socket.setsockopt(zmq.LINGER, 500)  # ms, for the last message
         socket.setsockopt(zmq.HEARTBEAT_IVL, int(PING_EVERY_S * 1000))

@@ -10,6 +10,7 @@ import zmq
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from ppd.proxy.config import is_ipv6
+from ppd.proxy.discovery.heartbeat import MESSAGE_LIMIT_BYTES
 from ppd.proxy.discovery.turn_report import LEGS_LIMIT, LONGEST_NAME, FailedLeg, TurnReport
 from ppd.proxy.encoders.legs import LABEL
 from ppd.proxy.failures import Leg
@@ -41,6 +42,8 @@ class Reporter:
         self._context = zmq.Context[zmq.Socket[bytes]]()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IPV6, is_ipv6(picker))
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_LIMIT_BYTES)
+        self._socket.setsockopt(zmq.RCVHWM, 1)  # a picker sends nothing, and nobody would read it
         self._socket.setsockopt(zmq.SNDHWM, held)
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)
         if curve is not None:

@@ -1,21 +1,24 @@
-"""A peer whose frame has no end: each socket on which others may send to the proxy ends the connection at its head."""
+"""A peer whose frame has no end: each socket on which others may send ends the connection at its head."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager, suppress
 
 import pytest
 import zmq
 import zmq.asyncio
 
 from ppd.proxy.config import ProxyConfig
-from ppd.proxy.discovery.heartbeat_listener import MESSAGE_LIMIT_BYTES, HeartbeatListener
+from ppd.proxy.discovery.heartbeat import MESSAGE_LIMIT_BYTES
+from ppd.proxy.discovery.heartbeat_listener import HeartbeatListener
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.kv_events.replay import FRAME_LIMIT_BYTES, set_options
 from ppd.proxy.telemetry.metrics import Metrics
+from ppd.servers.agent.announcer import Announcer
 from ppd.servers.fleet.ports import free_ports
+from ppd.servers.sidecar.reporter import Reporter
 from tests.support.announcements import subscribing
 from tests.support.clock import FakeClock
 
@@ -54,9 +57,9 @@ class Peer:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
-        """At this endpoint."""
+        """At this host:port."""
         async with await asyncio.start_server(self.talk, "127.0.0.1", 0) as server:
-            yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 class Talks:
@@ -72,12 +75,13 @@ class Talks:
             task.cancel()
         await asyncio.gather(*talking, return_exceptions=True)
 
-    async def by(self, socket: zmq.asyncio.Socket) -> None:
+    async def by(self, connect: Callable[[str], object], close: Callable[[], object]) -> None:
+        """connect: to host:port."""
         async with self._peers[0].listening() as one, self._peers[1].listening() as other:
-            socket.connect(one)
-            socket.connect(other)
+            connect(one)
+            connect(other)
             await self._end()
-            socket.close(linger=0)
+            close()
             await self._peers[0].is_ended.wait()
 
     async def _end(self) -> None:
@@ -85,6 +89,10 @@ class Talks:
         async with asyncio.timeout(60):
             await endless.is_ended.wait()
         assert not allowed.is_ended.is_set()
+
+
+def ends_of(socket: zmq.asyncio.Socket) -> tuple[Callable[[str], object], Callable[[], object]]:
+    return lambda address: socket.connect(f"tcp://{address}"), lambda: socket.close(linger=0)
 
 
 async def test_of_a_heartbeat(clock: FakeClock) -> None:
@@ -107,10 +115,16 @@ async def test_of_kv_events(is_bound: bool) -> None:
             if is_bound:
                 await talks.to(socket.bind_to_random_port("tcp://127.0.0.1"))
             else:
-                await talks.by(socket)
+                await talks.by(*ends_of(socket))
 
 
 async def test_of_events_that_are_sent_again() -> None:
     with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as socket:
         set_options(socket, by_ipv6=False)
-        await Talks("ROUTER", FRAME_LIMIT_BYTES).by(socket)
+        await Talks("ROUTER", FRAME_LIMIT_BYTES).by(*ends_of(socket))
+
+
+@pytest.mark.parametrize("sends", [lambda to: Announcer([to]), Reporter], ids=["heartbeats", "reports"])
+async def test_of_who_takes_heartbeats_or_reports(sends: Callable[[str], Announcer | Reporter]) -> None:
+    with ExitStack() as made:
+        await Talks("ROUTER", MESSAGE_LIMIT_BYTES).by(lambda address: made.callback(sends(address).close), made.close)

@@ -128,9 +128,12 @@ class Options:
         )
 
 
+DIGITS = 9
+
+
 def _tokens(_: click.Context, __: click.Parameter, text: str) -> tuple[int, int]:
     new, _colon, answer = text.partition(":")
-    if not (new.isdecimal() and answer.isdecimal() and int(new) and int(answer)):
+    if not all(count.isdecimal() and len(count) <= DIGITS and int(count) for count in (new, answer)):
         raise click.BadParameter(f"{text!r}: must be two counts of tokens such as 128:64")
     return int(new), int(answer)
 

@@ -27,7 +27,7 @@ def host_and_port(ctx: click.Context, param: click.Parameter, value: str | tuple
     if isinstance(value, tuple):
         return tuple([host_and_port(ctx, param, each) for each in value])
     host, _, port = value.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
+    if not host or not (port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 1 << 16):
         raise click.BadParameter(f"{value} is not HOST:PORT, with a port from 1 to 65535")
     return host.strip("[]"), int(port)
 

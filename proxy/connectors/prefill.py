@@ -21,7 +21,7 @@ from .leg import public_fields
 
 Version = tuple[int, int]  # major and minor
 
-_VERSION = re.compile(r"v?(\d+)\.(\d+)")
+_VERSION = re.compile(r"v?([0-9]{1,9})\.([0-9]{1,9})")
 _ALL = frozenset(Endpoint)
 _OPENAI = frozenset((Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES))
 _RESPONSES = frozenset((Endpoint.RESPONSES,))

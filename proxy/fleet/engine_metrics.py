@@ -32,6 +32,7 @@ _CACHES = {  # with the labels of how many blocks there are, and of how many tok
     "sglang:cache_config_info": ("num_pages", "page_size"),
 }
 _CACHE_PARTS = ("trtllm_kv_cache_max_blocks", "trtllm_kv_cache_tokens_per_block")  # as values, of which the product
+_LARGEST = 1e15  # that an engine can mean, so that sums are finite
 _BORN = "process_start_time_seconds"
 
 PEER_FAILURES = "vllm:kv_offload_tiering_promotion_job_failures_total"  # of a tier of its offloading, as peers are
@@ -80,7 +81,7 @@ def parse_metrics(text: str) -> EngineMetrics:
             value = float(value_text)
         except ValueError:
             continue
-        if not math.isfinite(value):
+        if not abs(value) <= _LARGEST:  # nor is NaN
             continue
         if name in _KV_USAGE:
             kv_usage = max(kv_usage, min(1.0, max(0.0, value)))

@@ -50,6 +50,7 @@ _KEPT = {
 }
 _NAME, _CUTS = re.compile(r":?[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"[\r\n\0]")
 _NUMBER = re.compile("[0-9]{1,4}")
+DIGITS = 18  # of a number in a head: Python refuses to read any number of them
 _KINDS_OF_CLIENTS = 64  # by the names of their headers, which are remembered
 _KEPT_BEGIN = (":", "x-forwarded-", "x-envoy-")
 
@@ -72,6 +73,11 @@ def to_worker(
     if session is not None:
         sent[SESSION] = session
     return sent
+
+
+def whole(text: str) -> int | None:
+    """None: it is no number that could be meant."""
+    return int(text) if text.isdecimal() and len(text) <= DIGITS else None
 
 
 def item_numbers(text: str) -> frozenset[int] | None:

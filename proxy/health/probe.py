@@ -8,9 +8,11 @@ import os
 import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import aiohttp
 import msgspec
+from msgspec import Meta
 
 from ..connectors.queries import Query
 from ..fleet.engine_metrics import METRICS_PATH, EngineMetrics, parse_metrics
@@ -49,7 +51,7 @@ class _Models(msgspec.Struct):
 
 
 class _Version(msgspec.Struct):
-    version: str
+    version: Annotated[str, Meta(pattern=r"^[\x21-\x7e]{0,256}\Z")]  # as in heartbeats
 
 
 def probing_session() -> aiohttp.ClientSession:

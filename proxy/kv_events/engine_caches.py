@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -21,6 +22,7 @@ LATE_FOR_S = 60.0
 NEW_BLOCKS = 4  # where a turn has so many, some are surely stored
 AWAITED_KEPT = 64  # of the newest turns; each is looked at once, so that lateness shows in few
 
+_VERSION = re.compile(r"v?([0-9]{1,9})\.([0-9]{1,9})(?:\.|\Z)")
 _NAMING = (0, 30)  # the first vLLM whose events carry the session that a request names
 
 
@@ -191,7 +193,5 @@ def _have_told_newest(streams: Iterable[EventStream], session: int, tokens: int)
 
 def _names_sessions(version: str) -> bool:
     """Also where the version is not known: an older engine passes the name over."""
-    number = version.removeprefix("v").split(".")
-    return not (number[0].isdigit() and number[1:] and number[1].isdigit()) or (
-        (int(number[0]), int(number[1])) >= _NAMING
-    )
+    match = _VERSION.match(version)
+    return match is None or (int(match[1]), int(match[2])) >= _NAMING

@@ -19,6 +19,7 @@ SAMPLES = Path(__file__).parents[2] / "data" / "traces"
         (("--trace", "weka.jsonl", "--conversations", "weka.jsonl"), "conversations, trace: give one of them"),
         (("--qps", "1", "--first", "128"), "'128': must be two counts of tokens such as 128:64"),
         (("--qps", "1", "--later", "0:5"), "'0:5': must be two counts"),
+        (("--qps", "1", "--later", "5:" + "9" * 5000), "9': must be two counts"),
         (("--qps", "0"), "Invalid value for '--qps'"),
         (("--qps", "inf"), "Invalid value for '--qps': inf is not a finite number"),
         (("--qps", "1", "--think", "inf"), "Invalid value for '--think': inf is not a finite number"),

@@ -130,7 +130,15 @@ def test_inner_bytes_are_those_of_the_client() -> None:
 
 @pytest.mark.parametrize(
     ("text", "version"),
-    [("0.33.0", (0, 33)), ("v0.19.1rc1", (0, 19)), ("0.18.0+cpu", (0, 18)), ("1.2", (1, 2)), ("", None), ("dev", None)],
+    [
+        ("0.33.0", (0, 33)),
+        ("v0.19.1rc1", (0, 19)),
+        ("0.18.0+cpu", (0, 18)),
+        ("1.2", (1, 2)),
+        ("", None),
+        ("dev", None),
+        ("9" * 5000 + ".1", None),
+    ],
 )
 def test_engine_versions(text: str, version: Version | None) -> None:
     assert engine_version(text) == version

@@ -137,3 +137,12 @@ def test_no_text_breaks_it(text: str) -> None:
     load = parse_metrics(text).load
     assert 0 <= load.kv_usage <= 1
     assert load.kv_capacity_tokens >= 0
+
+
+@pytest.mark.parametrize("value", ["1e308", "-1e308", "1e16", "nan", "inf"])
+@pytest.mark.parametrize(
+    "name", ["vllm:num_requests_running", "trtllm_kv_cache_max_blocks", "vllm:prompt_tokens_total"]
+)
+def test_numbers_that_no_engine_means_are_passed_over(name: str, value: str) -> None:
+    lines = f'{name}{{engine="0"}} {value}\n{name}{{engine="1"}} {value}\ntrtllm_kv_cache_tokens_per_block 1e308\n'
+    assert parse_metrics(lines) == EngineMetrics()

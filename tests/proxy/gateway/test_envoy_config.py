@@ -129,6 +129,8 @@ def test_a_proxy_that_asks_for_certificates_needs_one_for_envoy(tmp_path: Path) 
         ("", (), "no picker is known: give --picker HOST:PORT, or a --config with picker_port"),
         ("", ("--picker", "10.0.0.1"), "10.0.0.1 is not HOST:PORT, with a port from 1 to 65535"),
         ("", ("--picker", "a:65536"), "a:65536 is not HOST:PORT"),
+        ("", ("--picker", "a:" + "9" * 5000), "9 is not HOST:PORT"),
+        ("", ("--picker", "a:²"), "a:² is not HOST:PORT"),
         ("picker_prot = 1", (), "picker_prot"),
         ("picker_port = 9\npicker_fallbacks = 1", (), "so it needs picker_workers_file too"),
         (

@@ -12,7 +12,7 @@ import pytest
 from ppd.proxy.admission.keys import Client, encode, hash_of
 from ppd.proxy.config import Mode
 from ppd.proxy.gateway.answers import PIECE_BYTES
-from ppd.proxy.gateway.headers import DESTINATION, PREFILLER
+from ppd.proxy.gateway.headers import ATTEMPTS, DESTINATION, PREFILLER
 from ppd.proxy.gateway.messages import ProcessingRequest
 from ppd.proxy.gateway.wire.grpc import GrpcStatus
 from tests.proxy.gateway.envoy import (
@@ -76,6 +76,14 @@ async def test_a_first_turn_is_split_and_its_answer_teaches_the_session() -> Non
     assert (later.receipt.kind, later.receipt.turn) == ("next", 2)
     later.call.lost()
     assert later.is_idle
+
+
+async def test_numbers_of_any_length_in_an_answers_head_are_no_numbers() -> None:
+    envoy = Envoy(proxy_of((f"R={R1}",)))
+    await envoy.turn(chat())
+    envoy.tell("response_headers", headers={":status": "2" * 5000, ATTEMPTS: "1" * 5000})
+    envoy.call.half_closed()
+    assert (envoy.receipt.outcome, envoy.is_idle) == ("cancelled", True)
 
 
 STREAM = [
@@ -226,6 +234,7 @@ async def test_workers_get_another_body_where_they_must(
         (chat(), {"x-ppd-slo": "fast"}, 400),
         (chat(user="x" * 3000), {}, 413),
         (chat(), {"content-length": "999999"}, 413),
+        (chat(), {"content-length": "9" * 5000}, 413),
         (b"", {"content-length": "many"}, 400),
         (b"", {"content-length": "0" * 5000}, 400),
     ],

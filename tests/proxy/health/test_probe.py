@@ -64,6 +64,12 @@ async def test_answers_that_cannot_be_read_leave_a_gap(session: aiohttp.ClientSe
     assert status == EngineStatus(healthy=True, scraped=True)
 
 
+@pytest.mark.parametrize("version", ["9" * 5000, "1.²", "0.32 beta", "0.32\n"])
+async def test_a_version_that_no_heartbeat_could_say_is_none(session: aiohttp.ClientSession, version: str) -> None:
+    status = await look(session, {"/health": 200, "/version": json.dumps({"version": version})})
+    assert (status.healthy, status.version) == (True, "")
+
+
 @pytest.mark.parametrize("health", [503, 404, 500])
 async def test_an_engine_that_is_not_well_is_not_asked_further(session: aiohttp.ClientSession, health: int) -> None:
     assert not (await look(session, {"/health": health, "/v1/models": '{"data": [{"id": "a"}]}'})).healthy

@@ -8,7 +8,7 @@ import pytest
 
 from ppd.proxy.beliefs.held import Residency
 from ppd.proxy.fleet.worker import WorkerId
-from ppd.proxy.kv_events.engine_caches import LATE_FOR_S, LATE_S, EngineCaches
+from ppd.proxy.kv_events.engine_caches import LATE_FOR_S, LATE_S, EngineCaches, _names_sessions
 from ppd.proxy.kv_events.event_batch import session_name
 from ppd.servers.sim.core.block_pool import BlockRemoved, BlockStored, CacheEvent, Namespace
 from ppd.servers.sim.engine.kv_event_encoding import encode_batch
@@ -146,3 +146,22 @@ def test_of_workers_without_events_nothing_is_kept() -> None:
     engines = Engines()
     engines.ended(WorkerId("d3:8200"), OURS, 160)
     assert not engines.caches._awaited
+
+
+@pytest.mark.parametrize(
+    ("version", "names"),
+    [
+        ("", True),
+        ("dev", True),
+        ("0.32.0", True),
+        ("v0.30", True),
+        ("0.24rc1", True),
+        ("0.23.1", False),
+        ("v0.9.0", False),
+        ("1.0", True),
+        ("0.²", True),
+        ("9" * 5000 + ".1", True),
+    ],
+)
+def test_an_engine_names_sessions_unless_its_version_says_that_it_cannot(version: str, names: bool) -> None:
+    assert _names_sessions(version) is names

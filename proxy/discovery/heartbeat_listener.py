@@ -24,6 +24,7 @@ from ..config import ProxyConfig, host_and_port, refused
 from ..errors import ConfigError, FormatError
 from ..fleet.registry import Registry
 from ..fleet.worker import Announcement, Source, WorkerId
+from ..runtime.message_parts import MessageParts
 from ..runtime.tasks import Throttle
 from ..telemetry.metrics import Metrics
 from .heartbeat import MESSAGE_LIMIT_BYTES, decode
@@ -75,7 +76,7 @@ class HeartbeatListener:
     async def run(self, socket: zmq.asyncio.Socket, encrypted: bool) -> None:
         """Reads in slices with pauses between, so that a flood takes only a share of the loop. What it has no time for
         waits in the sender's own connection: ZeroMQ reads all of them in turn, and holds little of each."""
-        waiting: zmq.Socket[bytes] = zmq.Socket.shadow(socket)  # to read what is there without an await
+        messages = MessageParts(zmq.Socket.shadow(socket), FRAMES)  # to read what is there without an await
         poller = zmq.asyncio.Poller()
         poller.register(socket, zmq.POLLIN)
         refusals = None
@@ -90,7 +91,7 @@ class HeartbeatListener:
                         self._note_refusals(zmq.Socket.shadow(refusals), until_s)
                 if socket in ready:
                     async with self._throttle.slice() as until_s:
-                        self._apply(self._read(waiting, encrypted, until_s))
+                        self._apply(self._read(messages, encrypted, until_s))
         finally:
             if refusals is not None:
                 socket.disable_monitor()
@@ -105,13 +106,12 @@ class HeartbeatListener:
             log.warning(text, self._refused)
             self._told_refused_s, self._refused = self._now(), 0
 
-    def _read(self, socket: zmq.Socket[bytes], encrypted: bool, until_s: float) -> Iterable[Announcement]:
+    def _read(self, messages: MessageParts, encrypted: bool, until_s: float) -> Iterable[Announcement]:
         """What is announced by the messages that are there. Of those about one worker the last one holds."""
         announced: dict[WorkerId, Announcement] = {}
         while time.perf_counter() < until_s:
-            try:
-                frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            frames = messages.next(until_s)
+            if frames is None:
                 break
             sender = str(frames[-1].get("Peer-Address"))
             try:

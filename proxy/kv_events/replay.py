@@ -11,6 +11,7 @@ import zmq.asyncio
 
 from ..config import is_ipv6
 from ..errors import FormatError
+from ..runtime.message_parts import MessageParts
 from ..runtime.tasks import Throttle
 from .event_stream import EventStream, Replay
 
@@ -21,6 +22,7 @@ FIRST_TIMEOUT_S = 5.0  # until an answer begins; vLLM looks for requests every 0
 NEXT_TIMEOUT_S = 0.5  # a publisher drops what is read too slowly, with the end mark
 TRIES = 50  # each brings a thousand batches or more
 SEQUENCE_BYTES = 8
+MOST_FRAMES = 4
 _END = (-1).to_bytes(SEQUENCE_BYTES, signed=True)
 
 
@@ -48,18 +50,18 @@ async def _answer(
     socket: zmq.asyncio.Socket, stream: EventStream, throttle: Throttle, dropped: Callable[[str], None]
 ) -> Replay:
     """How far the answer to one request has come: OPEN if there is none."""
-    waiting: zmq.Socket[bytes] = zmq.Socket.shadow(socket)
+    messages = MessageParts(zmq.Socket.shadow(socket), MOST_FRAMES)
     timeout_s = FIRST_TIMEOUT_S
     while await socket.poll(int(1000 * timeout_s)):
         timeout_s = NEXT_TIMEOUT_S
         async with throttle.slice() as until_s:
             while time.perf_counter() < until_s:
-                try:
-                    frames = waiting.recv_multipart(zmq.NOBLOCK)
-                except zmq.Again:
+                parts = messages.next(until_s)
+                if parts is None:
                     break
+                frames = [part.bytes for part in parts]
                 # Up to 0.25 without the topic: an empty frame, the number, the batch.
-                if len(frames) not in (3, 4) or len(frames[-2]) != SEQUENCE_BYTES:
+                if len(frames) not in (3, MOST_FRAMES) or len(frames[-2]) != SEQUENCE_BYTES:
                     dropped("foreign")
                     return Replay.OPEN
                 if frames[-2] == _END:

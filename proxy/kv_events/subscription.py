@@ -13,6 +13,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from ..errors import FormatError
 from ..fleet.worker import Role
+from ..runtime.message_parts import MessageParts
 from ..runtime.tasks import Throttle
 from ..telemetry.metrics import Metrics
 from .event_stream import EventStream, Order
@@ -51,7 +52,7 @@ class _Held:
 
 
 class Subscription:
-    """Reads; whoever opens a socket closes it."""
+    """Reads one socket; whoever opens it closes it."""
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class Subscription:
         self._throttle = throttle
         self._metrics = metrics
         self._sender = sender
+        self._messages: MessageParts | None = None  # of the socket, once it is read
 
     async def run_connected(self, socket: zmq.asyncio.Socket, endpoint: str, publisher: Publisher) -> None:
         """A socket that connects to one publisher, until cancelled. Says once if there is none."""
@@ -100,16 +102,17 @@ class Subscription:
 
     async def read(self, socket: zmq.asyncio.Socket) -> None:
         """One slice of what waits, and the gap that it may have met."""
+        if self._messages is None:
+            self._messages = MessageParts(zmq.Socket.shadow(socket), FRAMES)
         async with self._throttle.slice() as until_s:
-            held = self._slice(zmq.Socket.shadow(socket), until_s)
+            held = self._slice(self._messages, until_s)
         if held is not None:
             await self._close_gap(held)
 
-    def _slice(self, waiting: zmq.Socket[bytes], until_s: float) -> _Held | None:
+    def _slice(self, messages: MessageParts, until_s: float) -> _Held | None:
         while time.perf_counter() < until_s:
-            try:
-                frames = waiting.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            frames = messages.next(until_s)
+            if frames is None:
                 break
             publisher = self._sender(frames) if _is_event(frames) else "foreign"
             if isinstance(publisher, str):

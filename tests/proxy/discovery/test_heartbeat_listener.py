@@ -36,18 +36,18 @@ class Frame:
         return {"Peer-Address": "127.0.0.1"}[name]
 
 
-class FakeSocket:
-    """Messages that have come; each has the sender's identity before it."""
+class FakeMessages:
+    """That have come; each has the sender's identity before it."""
 
     def __init__(self, messages: Iterable[bytes], identities: Iterable[bytes] = ()) -> None:
         self._messages = iter(messages)
         self._identities = chain(identities, repeat(b"id"))
         self.read = 0
 
-    def recv_multipart(self, flags: int, *, copy: bool) -> list[Frame]:
+    def next(self, until_s: float) -> list[Frame] | None:
         message = next(self._messages, None)
         if message is None:
-            raise zmq.Again
+            return None
         self.read += 1
         return [Frame(next(self._identities)), Frame(message)]
 
@@ -57,7 +57,7 @@ class Bench:
         self.registry, self.metrics = Registry(), Metrics()
         self.listener = HeartbeatListener(config or ProxyConfig(), self.registry, self.metrics, clock)
 
-    def takes(self, socket: FakeSocket, slice_s: float = 10.0) -> int:
+    def takes(self, socket: FakeMessages, slice_s: float = 10.0) -> int:
         """How many of the messages it applied."""
         found = self.listener._read(cast(Any, socket), False, time.perf_counter() + slice_s)
         self.listener._apply(found)
@@ -86,7 +86,7 @@ def ping(address: str = "10.0.0.1:80") -> bytes:
 
 @pytest.mark.parametrize("message", [beat(), beat("bad host:1"), b"", b"\x91" * 1000])
 def test_a_flood_without_end_is_read_in_slices(bench: Bench, message: bytes) -> None:
-    socket = FakeSocket(repeat(message))
+    socket = FakeMessages(repeat(message))
     bench.takes(socket, SLICE_S)
     assert socket.read > 0
     assert bench.counted("taken") + bench.counted("dropped") == socket.read
@@ -113,7 +113,7 @@ def test_a_flood_of_refused_connections_is_read_in_slices(bench: Bench) -> None:
 
 def test_of_what_is_said_about_one_worker_the_last_holds(bench: Bench) -> None:
     messages = [beat(running=1), beat("10.0.0.2:80"), beat(running=2), beat(running=3, draining=True), ping()]
-    assert bench.takes(FakeSocket(messages)) == 2
+    assert bench.takes(FakeMessages(messages)) == 2
     views = {view.id: view for view in bench.registry.views()}
     assert {(view.id, view.state, view.load.running) for view in views.values()} == {
         ("10.0.0.1:80", "draining", 3),
@@ -125,7 +125,7 @@ def test_of_what_is_said_about_one_worker_the_last_holds(bench: Bench) -> None:
 @pytest.mark.parametrize("text", ["a\r\nX-Evil: 1", "a b", "a\x00b", "x" * 300])
 def test_coordinates_that_would_break_a_head_are_dropped_and_counted(bench: Bench, text: str) -> None:
     messages = [beat(coordinates={"zmq_address": text}), beat(engine_version=text), beat("10.0.0.2:80")]
-    assert bench.takes(FakeSocket(messages)) == 1
+    assert bench.takes(FakeMessages(messages)) == 1
     assert (bench.counted("dropped"), bench.counted("taken")) == (2, 1)
 
 
@@ -176,7 +176,7 @@ async def test_a_port_that_cannot_be_bound_is_named_with_its_host(host: str, why
 def test_two_agents_with_one_address_are_told_of_once(
     bench: Bench, caplog: pytest.LogCaptureFixture, connections: str, messages: list[bytes], tells: bool
 ) -> None:
-    bench.takes(FakeSocket(messages, [connection.encode() for connection in connections]))
+    bench.takes(FakeMessages(messages, [connection.encode() for connection in connections]))
     said = (
         "worker 10.0.0.1:80: two agents announce it in turn, the last from 127.0.0.1; each needs an address of its own"
     )

@@ -29,7 +29,7 @@ from ..routing.receipt_notes import decision_headers
 from ..routing.service import Caller, error_reply
 from ..telemetry.access_log import AccessRecord
 from . import answers
-from .headers import DESTINATION, DIGITS, TURN, removed, served, subset, to_worker
+from .headers import DESTINATION, TURN, removed, served, subset, to_worker
 from .messages import BUFFERED, FULL_DUPLEX_STREAMED, Stage, read_stage
 from .other_requests import App, OtherRequest, decoded_path
 from .picked_encoders import PickedEncoders

@@ -75,11 +75,6 @@ def to_worker(
     return sent
 
 
-def whole(text: str) -> int | None:
-    """None: it is no number that could be meant."""
-    return int(text) if text.isdecimal() and len(text) <= DIGITS else None
-
-
 def item_numbers(text: str) -> frozenset[int] | None:
     """Of `ENCODER_ITEMS`; None: it says nothing, so all are meant. ValueError for what are no numbers."""
     numbers = [each.strip() for each in text.split(",") if each.strip()]

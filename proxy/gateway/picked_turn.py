@@ -33,7 +33,7 @@ from ..routing.stream import complete
 from ..sessions.prefix_chain import PrefixEnd
 from ..telemetry.receipts import LegRecord
 from ..upstream.answer_checks import ABORTED
-from .headers import ATTEMPTS, whole
+from .headers import ATTEMPTS, DIGITS
 from .picked_encoders import PickedEncoders
 from .reports import Reports
 
@@ -114,9 +114,10 @@ class PickedTurn:
 
     def head(self, headers: Mapping[str, str], by: WorkerId) -> None:
         """The answer's head has come. by: who has served it, as Envoy says; empty: it does not."""
-        self.served_by(by, asked=whole(headers.get(ATTEMPTS, "")))
+        status, asked = headers.get(":status", ""), headers.get(ATTEMPTS, "")
+        self.served_by(by, asked=int(asked[:DIGITS]) if asked.isdecimal() else None)
         is_stream = headers.get("content-type", "").startswith(EVENT_STREAM)
-        self.began(whole(headers.get(":status", "")) or 0, is_stream=is_stream)
+        self.began(int(status[:DIGITS]) if status.isdecimal() else 0, is_stream=is_stream)
 
     def served_by(self, worker: WorkerId, *, asked: int | None) -> None:
         """Before `began`: the worker that answers, of those that Envoy was told.

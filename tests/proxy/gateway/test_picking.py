@@ -78,12 +78,12 @@ async def test_a_first_turn_is_split_and_its_answer_teaches_the_session() -> Non
     assert later.is_idle
 
 
-async def test_numbers_of_any_length_in_an_answers_head_are_no_numbers() -> None:
+async def test_numbers_of_any_length_in_an_answers_head_end_the_turn_as_any_failure() -> None:
     envoy = Envoy(proxy_of((f"R={R1}",)))
     await envoy.turn(chat())
     envoy.tell("response_headers", headers={":status": "2" * 5000, ATTEMPTS: "1" * 5000})
     envoy.call.half_closed()
-    assert (envoy.receipt.outcome, envoy.is_idle) == ("cancelled", True)
+    assert (envoy.receipt.outcome, envoy.is_idle) == ("failed", True)
 
 
 STREAM = [

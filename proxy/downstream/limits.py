@@ -93,7 +93,7 @@ class ConnectionLimits:
     """The phase of one client's connection and its deadline. now: a monotonic clock in seconds."""
 
     __slots__ = (
-        *("_at_work", "_deadline_s", "_idle", "_is_ending", "_is_multiplexed", "_latest_s", "_left", "_now"),
+        *("_at_work", "_deadline_s", "_idle", "_is_ending", "_latest_s", "_left", "_multiplexed", "_now"),
         *("_patience", "_requests", "address", "is_stalled", "is_tls", "phase", "transport"),
     )
 
@@ -118,27 +118,30 @@ class ConnectionLimits:
         self._patience = patience
         self._now = now
         self._deadline_s = now() + patience.head_s
-        self._at_work: tuple[AtWork, ...] = ()  # with HTTP/1.1 one at most
+        self._at_work: AtWork | None = None
+        self._multiplexed: tuple[AtWork, ...] | None = None  # None: the connection is not of HTTP/2
         self._requests = 0
         self._left = 0
-        self._is_multiplexed = False
         self._is_ending = False
         self._latest_s = math.inf  # for the deadline of a connection that lingers
 
     def heard(self) -> None:
         """Bytes came. On HTTP/2 they need not belong to a request, so only the idle time counts there."""
-        if self.phase is ConnectionPhase.WAITING and not self._is_multiplexed and not self._is_ending:
+        if self.phase is ConnectionPhase.WAITING and self._multiplexed is None and not self._is_ending:
             self.phase = ConnectionPhase.HEAD
             self._idle.discard(self)
             self._deadline_s = self._now() + self._patience.head_s
 
     def began(self, request: AtWork) -> None:
-        # The deadline stays: a connection may have been refused before its request begins.
         self.phase = ConnectionPhase.BUSY
         self._idle.discard(self)
-        self._is_multiplexed = request.is_multiplexed
-        self._at_work += (request,)
+        if request.is_multiplexed:
+            self._multiplexed = (*(self._multiplexed or ()), request)
+        else:
+            self._at_work = request
         self._requests += 1
+        if not self._is_ending:  # else it was refused before its request begins, and ends in its time
+            self._deadline_s = math.inf  # until the request has ended, which may take long: a number less to keep
 
     @property
     def has_served(self) -> bool:
@@ -146,11 +149,14 @@ class ConnectionLimits:
 
     def ended(self, request: AtWork, *, left: bool) -> None:
         """left: the client went before the answer was complete."""
-        self._at_work = tuple([other for other in self._at_work if other is not request])
+        if request is self._at_work:
+            self._at_work = None
+        elif self._multiplexed:
+            self._multiplexed = tuple([other for other in self._multiplexed if other is not request])
         self._left += left
         if self._left > LEFT_LIMIT and self._left > LEFT_SHARE * self._requests:
             self.abort()
-        elif not self._at_work:
+        elif self._at_work is None and not self._multiplexed:
             self.phase = ConnectionPhase.WAITING
             if not self._is_ending:
                 self._deadline_s = self._now() + self._patience.idle_s
@@ -169,8 +175,9 @@ class ConnectionLimits:
 
     def lost(self) -> None:
         """The client has left. Hypercorn reports that too, but not while it holds back a pipelined request."""
-        for request in self._at_work:
-            request.leave()
+        for request in (self._at_work, *(self._multiplexed or ())):
+            if request is not None:
+                request.leave()
 
     def close_if_overdue(self) -> None:
         """Aborts a connection that was closed already, if its client has not taken the last bytes in time."""

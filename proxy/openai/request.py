@@ -53,8 +53,11 @@ CHOOSING = (Endpoint.CHAT, Endpoint.COMPLETIONS)
 """The endpoints whose clients choose how many answers they get, and whether a stream shows usage."""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One client request. Sizes are bytes of what the model reads, not of the body."""
+class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One client request. Sizes are bytes of what the model reads, not of the body.
+
+    No `gc`: it is in no reference cycle.
+    """
 
     endpoint: Endpoint
     model: str
@@ -79,7 +82,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     def without_prompt(self) -> Request:
         """For when no worker will be asked again: a stream may stay open for long, and its body is large."""
-        return replace(self, fields=_NO_FIELDS, prompt=replace(self.prompt, chain=self.prompt.chain.without_prompt()))
+        prompt = replace(self.prompt, chain=self.prompt.chain.without_prompt())
+        return replace(self, fields=_NO_FIELDS, prompt_bytes=0, prompt=prompt)
 
 
 _NO_FIELDS: Fields = {}

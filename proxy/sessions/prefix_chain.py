@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -76,6 +77,12 @@ class Marks(msgspec.Struct, frozen=True, gc=False):
 
 
 NO_MARKS = Marks()
+
+
+@lru_cache(maxsize=1024)
+def _shared(marks: Marks) -> Marks:
+    """One object for all prompts of the same shape: most are of few."""
+    return marks
 
 
 class UnitHash:
@@ -199,7 +206,7 @@ class BlockHash:
         self._partial = self._hasher.start(b"B", self.keys[-1])
 
 
-class Chain(msgspec.Struct, frozen=True):
+class Chain(msgspec.Struct, frozen=True, gc=False):
     """The prefixes of one prompt, shortest first: `keys[i]` names its first `ends[i]` bytes.
 
     The first key is the seed's, with 0 bytes, or that of a stored response which the prompt continues. Then come the
@@ -210,6 +217,8 @@ class Chain(msgspec.Struct, frozen=True):
     If the prompt was hashed in blocks, `data` is all of it, `tail` is what follows the last whole block, and `is_text`
     tells text from token ids; otherwise they are empty. `marks` tells where the prompt's parts end. `open_unit` is the
     last unit, if the reply continues it (an assistant's message that the client began).
+
+    No `gc`: it is in no reference cycle.
     """
 
     keys: Sequence[int]
@@ -277,7 +286,8 @@ class Chain(msgspec.Struct, frozen=True):
         Keys and ends are in arrays then: as objects each number takes five times as much, and a chat may be long.
         """
         keys, ends, cuts = array("Q", self.keys), array("Q", self.ends), self.long_texts
-        return replace(self, keys=keys, ends=ends, data=b"", texts=(), long_texts=cuts and cuts.without_text())
+        cuts, marks = cuts and cuts.without_text(), _shared(self.marks)
+        return replace(self, keys=keys, ends=ends, data=b"", texts=(), long_texts=cuts, marks=marks)
 
     def reach(self, index: int, tail: int, check: int) -> int | None:
         """Bytes of this prompt that a prefix found at `keys[index]` covers; None if its tail is another text."""

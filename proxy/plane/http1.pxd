@@ -1,5 +1,8 @@
 from libc.stdint cimport uint8_t, uint16_t
 
+cdef extern from "stdbool.h":
+    ctypedef bint flag "bool"  # a byte, as each open stream has a parser; a `bint` takes four
+
 cdef extern from "llhttp/llhttp.h":
     ctypedef struct llhttp_t:
         void *data
@@ -44,7 +47,7 @@ cdef class Parser:
     cdef bytes _name
     cdef bytes _value
     cdef object _failure  # raised in a callback, where llhttp cannot pass it on
-    cdef bint _is_at_work
+    cdef flag _is_at_work
 
     cdef int _execute(self, const char *data, Py_ssize_t size) except -1
     cdef int _line(self) except -1
@@ -63,13 +66,15 @@ cdef class RequestParser(Parser):
     cdef int pass_by(self, const char *data, Py_ssize_t size) except -1
 
 
+cdef Span *spans  # the parts of the body in what was parsed last, by whichever parser of answers
+
+
 cdef class AnswerParser(Parser):
-    cdef readonly int status
     cdef public dict headers
-    cdef readonly bint is_whole, is_followed, can_be_kept, lasts_until_closed
-    cdef bint _is_sized
-    cdef const Span *spans  # the parts of the body in what was parsed last
-    cdef Py_ssize_t count   # of them
+    cdef readonly int status
+    cdef int count  # of `spans`
+    cdef readonly flag is_whole, is_followed, can_be_kept, lasts_until_closed
+    cdef flag _is_sized
 
     cdef int parse(self, const char *data, Py_ssize_t size) except -1
     cdef bytes body(self)

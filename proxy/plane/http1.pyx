@@ -4,6 +4,7 @@
 `llhttp/` holds release 9.4.3 as its authors publish it. Nothing lenient is switched on.
 """
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdlib cimport realloc
 
@@ -15,6 +16,7 @@ class NotHttp(ValueError):
     """The bytes are not HTTP/1.1."""
 
 
+@cython.no_gc  # what it holds refers to nothing; a parser of requests adds a connection, and is collected
 cdef class Parser:
     """What requests and answers have in common: header lines, which may come in pieces."""
 
@@ -201,10 +203,11 @@ cdef int request_whole(llhttp_t *state) noexcept:
 
 
 cdef llhttp_settings_t of_answers
-cdef Span *spans = NULL  # shared by all parsers: what is parsed is looked at before anything else is
+spans = NULL  # shared by all parsers: what is parsed is looked at before anything else is
 cdef Py_ssize_t room = 0
 
 
+@cython.no_gc  # as its headers are bytes
 cdef class AnswerParser(Parser):
     """One answer after another. Informational ones are skipped, and so are trailers.
 
@@ -265,7 +268,6 @@ cdef class AnswerParser(Parser):
             spans, room = more, (room or 8) * 2
         spans[self.count].at, spans[self.count].size = at, size
         self.count += 1
-        self.spans = spans
         return 0
 
 

@@ -15,7 +15,6 @@ cdef class Poller:
 cdef class SocketTransport:
     cdef Receiver receiver    # None: the protocol gets what is received
     cdef Poller _poller
-    cdef object _socket       # while its protocol meets it; then the descriptor alone is kept
     cdef object _protocol
     cdef object _unsent       # a deque of bytes; None while all has been sent
     cdef Py_ssize_t _unsent_bytes
@@ -23,7 +22,6 @@ cdef class SocketTransport:
     cdef unsigned char _watched
     cdef unsigned char _reads, _is_at_end, _is_closing, _is_full, _ends  # a byte each, as a stream has two transports
     cdef unsigned char _has_more  # probably: the last read took all that it could
-    cdef object __weakref__
 
     cdef int send_piece(self, const char *data, Py_ssize_t size) except -1
     cdef int _write(self, tuple parts) except -1

@@ -65,7 +65,7 @@ cdef class Poller:
         if self._transports[fd] is not None:
             raise os_error(EEXIST)
         transport = SocketTransport.__new__(SocketTransport)
-        transport._poller, transport._socket, transport._protocol = self, socket, protocol
+        transport._poller, transport._protocol = self, protocol
         transport._fd, transport._reads = fd, True
         error = transport._ask(EPOLLIN)
         if error:
@@ -75,9 +75,10 @@ cdef class Poller:
         try:
             protocol.connection_made(transport)
         except BaseException:
+            if transport._fd < 0:  # it was ended meanwhile, and its descriptor closed
+                socket.detach()
             transport._let_go()
             raise
-        transport._socket = None
         socket.detach()
         return transport
 
@@ -208,7 +209,7 @@ cdef class SocketTransport:
     def _lent(self):
         """Its socket as an object, made when it is asked for: to keep one would take 88 bytes of each connection."""
         if self._fd >= 0:
-            return self._socket or LentSocket(fileno=self._fd)
+            return LentSocket(fileno=self._fd)
         with sockets.socket() as closed:
             return closed
 
@@ -357,8 +358,6 @@ cdef class SocketTransport:
     cdef int _lose(self, exc) except -1:
         """Closes the socket at once, and tells the protocol later, as it may just be writing."""
         if self._fd >= 0:
-            if self._socket is not None:  # its protocol is just meeting it
-                self._socket.detach()
             close(self._let_go())
             if not self._poller._loop.is_closed():  # else nobody is left to be told
                 self._poller._loop.call_soon(self._tell_lost, exc)

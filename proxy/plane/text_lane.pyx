@@ -11,7 +11,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.string cimport memcmp, memcpy
 
-from .http1 cimport AnswerParser, Span
+from .http1 cimport AnswerParser, Span, spans
 from .http1 import NotHttp
 from .poller cimport SocketTransport
 from .receiver cimport Receiver
@@ -106,7 +106,7 @@ cdef class TextLane(Receiver):
         if parser.is_whole or not parser.count or not parser.status:
             return NULL
         for place in range(parser.count):
-            span = &parser.spans[place]
+            span = &spans[place]
             at = <char *>span.at
             line_bytes = size_line(span.size, line)
             room -= span.size
@@ -119,7 +119,7 @@ cdef class TextLane(Receiver):
             elif at - line_bytes != end:
                 return NULL  # there is more between two chunks than the size of the second
             end = at + span.size + 2  # behind the line end that llhttp has seen there
-        line_bytes = size_line(parser.spans[0].size, line)
+        line_bytes = size_line(spans[0].size, line)
         memcpy(start, line, line_bytes)
         length[0] = end - start
         return start
@@ -150,14 +150,14 @@ cdef class TextLane(Receiver):
         cdef const Span *span
         cdef char *more
         for place in range(self._parser.count):
-            wanted += self._parser.spans[place].size - around
+            wanted += spans[place].size - around
         if wanted > self._text_bytes:
             more = <char *>PyMem_Realloc(self._text, wanted + 64)
             if more == NULL:
                 raise MemoryError
             self._text = more
         for place in range(self._parser.count):
-            span = &self._parser.spans[place]
+            span = &spans[place]
             memcpy(self._text + self._text_bytes, span.at + before, span.size - around)
             self._text_bytes += span.size - around
         self._events += self._parser.count

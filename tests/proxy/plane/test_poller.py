@@ -148,6 +148,22 @@ async def test_a_protocol_that_fails_as_it_is_met_has_no_connection(over: Ends) 
         assert await take(peer, 4) == b"head"
 
 
+@of_the_poller
+async def test_a_protocol_that_ends_its_connection_and_then_fails_has_closed_the_socket(over: Ends) -> None:
+    """What the caller closes then is no descriptor that another has by now."""
+
+    def ends_and_fails(protocol: Recorder) -> None:
+        protocol.transport.abort()
+        raise RuntimeError("as it is met")
+
+    ours, peer = tcp_pair()
+    with peer:
+        with pytest.raises(RuntimeError, match="as it is met"):
+            await over.adopt(ours, Recorder(connection_made=ends_and_fails))
+        assert ours.fileno() == -1
+        assert peer.recv(1) == b""
+
+
 @pytest.mark.parametrize("how", ["resume", "pause", "write"])
 @of_the_poller
 async def test_a_connection_that_can_be_watched_no_longer_is_lost(over: Ends, how: str) -> None:

@@ -33,18 +33,17 @@ MESSAGES = {
 class Permit:
     """A turn's right to be in the fleet; its holder calls `release` in a `finally`."""
 
-    __slots__ = ("_admission", "_inside", "_waiter")
+    __slots__ = ("_admission", "_waiter")
 
     def __init__(self, admission: Admission, waiter: Waiter) -> None:
-        self._admission = admission
+        self._admission: Admission | None = admission  # None: the turn is not inside
         self._waiter: Waiter | None = waiter
-        self._inside = True
 
     def release(self) -> None:
         """A second call does nothing."""
-        if self._inside:
-            self._inside = False
-            self._admission.left()
+        if self._admission is not None:
+            admission, self._admission = self._admission, None
+            admission.left()
 
     def settle(self) -> None:
         """The turn is answered and will not wait again: its ticket is not kept, as the answer may take long."""
@@ -58,10 +57,10 @@ class Permit:
 
         The permit is given up meanwhile, and not regained if this raises Overloaded (as `Admission.enter` does).
         """
-        assert self._inside and self._waiter is not None, "only a turn that is inside can go back"
-        self._inside = False
-        await self._admission.return_to_queue(self._waiter, not_before_s, is_moved=is_moved)
-        self._inside = True
+        admission, self._admission = self._admission, None
+        assert admission is not None and self._waiter is not None, "only a turn that is inside can go back"
+        await admission.return_to_queue(self._waiter, not_before_s, is_moved=is_moved)
+        self._admission = admission
 
 
 class Admission:

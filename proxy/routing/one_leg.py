@@ -232,5 +232,8 @@ class OneLeg:
             started_s=self._now() - attempt.started_s,
         )
         legs, is_beside = attempt.receipt.legs, kind is Leg.PREFILL and attempt.leg is not None
-        legs.insert(len(legs) - is_beside, record)  # P's before D's, also where D's has begun
+        if legs:
+            legs.insert(len(legs) - is_beside, record)  # P's before D's, also where D's has begun
+        else:
+            attempt.receipt.legs = [record]  # with room for no other, as `insert` would leave in every receipt
         return record

@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import time
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -204,7 +204,8 @@ class Receipts:
 
     def __init__(self, kept: int) -> None:
         self._kept = kept
-        self._by_id: OrderedDict[str, Receipt] = OrderedDict()
+        self._by_id: dict[str, Receipt] = {}
+        self._in_turn: deque[Receipt] = deque()  # oldest first, with those whose id another one has by now
         self._unwritten: dict[str, UnwrittenWays] = {}
 
     def open(self, receipt: Receipt) -> None:
@@ -212,9 +213,12 @@ class Receipts:
         if (before := by_id.get(receipt.id)) is not None:
             self._close(before)
         by_id[receipt.id] = receipt
-        by_id.move_to_end(receipt.id)
-        while len(by_id) > self._kept:
-            self._close(by_id.popitem(last=False)[1])
+        self._in_turn.append(receipt)
+        while len(self._in_turn) > self._kept:
+            oldest = self._in_turn.popleft()
+            if by_id.get(oldest.id) is oldest:
+                del by_id[oldest.id]
+                self._close(oldest)
 
     def judged(self, receipt: Receipt, ways: UnwrittenWays | None) -> None:
         """Of its newest decision; None: the mode judges none."""
@@ -242,7 +246,8 @@ class Receipts:
 
     def one_by_one(self, limit: int) -> Iterator[Receipt]:
         """Those that are the newest at first. Each is written as it is taken, so other turns may go on between."""
-        for receipt in list(islice(reversed(self._by_id.values()), limit)):
+        kept = (one for one in reversed(self._in_turn) if self._by_id.get(one.id) is one)
+        for receipt in list(islice(kept, limit)):
             yield self.written(receipt)
 
     def _close(self, receipt: Receipt) -> None:

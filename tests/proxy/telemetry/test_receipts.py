@@ -37,6 +37,9 @@ def test_a_repeated_id_keeps_one_receipt_the_newer() -> None:
     receipts.open(new)
     assert receipts.find("a") is new
     assert len(receipts.newest(5)) == 1
+    receipts.open(receipt("b"))  # in place of the old one
+    assert [kept.id for kept in receipts.newest(5)] == ["b", "a"]
+    assert receipts.find("a") is new
 
 
 class Ways:

@@ -8,7 +8,7 @@ parsed is counted and never raises.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -85,22 +85,21 @@ _LAST_EVENTS = frozenset(("response.completed", "response.incomplete", "response
 class AnswerObserver:
     """Reads one answer; `summary` is updated in place and never replaced."""
 
-    __slots__ = ("_body", "_ends_with_done", "_event", "_handle", "_sink", "summary")
+    __slots__ = ("_handle", "_shape", "_sink", "summary")
 
     def __init__(self, endpoint: Endpoint, sink: AnswerSink | None = None, *, reads_handle: bool = False) -> None:
         """reads_handle: of a chat or completion that was asked for its tokens' ids."""
         self.summary = AnswerSummary()
         self._handle = HandleReader() if reads_handle else None
         self._sink = sink
-        self._event, self._body = _READS.get(endpoint, _CHUNKS)
-        self._ends_with_done = endpoint in CHOOSING
+        self._shape = _SHAPES[endpoint]
 
     def observe(self, data: bytes) -> None:
         if data == DONE:
-            self.summary.ended = self.summary.ended or self._ends_with_done
+            self.summary.ended = self.summary.ended or self._shape.ends_with_done
             return
         self.summary.events += 1
-        self._read(self._event, data)
+        self._read(self._shape.event, data)
         if self._handle is not None:
             self._read_handle(self._handle, data)
 
@@ -126,7 +125,7 @@ class AnswerObserver:
 
     def observe_body(self, body: bytes) -> None:
         self.summary.events += 1
-        self.summary.ended = self._read(self._body, body)
+        self.summary.ended = self._read(self._shape.body, body)
         if self._handle is not None:
             self._read_handle(self._handle, body)
 
@@ -306,10 +305,20 @@ class AnswerObserver:
 
 
 _Read = Callable[[AnswerObserver, bytes], None]
-# What reads an event and what reads a whole body. Bound methods would make a reference cycle of an observer: only the
-# garbage collector would free it.
-_CHUNKS: tuple[_Read, _Read] = AnswerObserver._chunk, AnswerObserver._chunk
-_READS: dict[Endpoint, tuple[_Read, _Read]] = {
-    Endpoint.RESPONSES: (AnswerObserver._responses_event, AnswerObserver._response_body),
-    Endpoint.MESSAGES: (AnswerObserver._messages_event, AnswerObserver._message_body),
+
+
+class _Shape(NamedTuple):
+    """How the answers of an endpoint are read."""
+
+    event: _Read
+    body: _Read  # a whole one
+    ends_with_done: bool = False
+
+
+# Bound methods would make a reference cycle of an observer: only the garbage collector would free it.
+_CHUNKS = _Shape(AnswerObserver._chunk, AnswerObserver._chunk, ends_with_done=True)
+_SHAPES = {
+    **dict.fromkeys(CHOOSING, _CHUNKS),
+    Endpoint.RESPONSES: _Shape(AnswerObserver._responses_event, AnswerObserver._response_body),
+    Endpoint.MESSAGES: _Shape(AnswerObserver._messages_event, AnswerObserver._message_body),
 }

@@ -20,12 +20,11 @@ _CHAT, _COMPLETIONS, _RESPONSES = Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.
 class ReplyKey:
     """The first choice of one reply; feed it what the worker sends, in order."""
 
-    __slots__ = ("_form", "_hasher", "_head", "_opening", "_with_call_ids", "calls_tool", "reasoned")
+    __slots__ = ("_form", "_head", "_opening", "_with_call_ids", "calls_tool", "reasoned")
 
     def __init__(self, request: Request) -> None:
         chain = request.prompt.chain
         mask, marks = chain.head_mask, chain.marks
-        self._hasher = chain.hasher
         self._form = _form_for(request, chain, mask)
         self._with_call_ids = request.template.prints_call_ids
         self._head = chain.keys[marks.head] if mask and not marks.last_reply else 0
@@ -52,7 +51,7 @@ class ReplyKey:
 
     def give_up(self) -> None:
         """The reply will not be shown whole."""
-        self._form = _Unknowable(self._hasher)
+        self._form = _Unknowable(self._form.hasher)
         self._head = 0
 
     def key(self) -> PrefixEnd | None:
@@ -61,11 +60,13 @@ class ReplyKey:
 
     def alone(self) -> int:
         """The key of a conversation's first reply, whatever it replies to; 0: it is not known by that."""
-        return reply_alone(self._hasher, self._opening, self._head) if self._head else 0
+        return reply_alone(self._form.hasher, self._opening, self._head) if self._head else 0
 
 
 class _Form(Protocol):
     """How one endpoint's clients echo a reply."""
+
+    hasher: Hasher
 
     def add_text(self, text: str) -> None: ...  # never empty
 
@@ -91,11 +92,11 @@ def _form_for(request: Request, chain: Chain, mask: int) -> _Form:
 class _Message:
     """Chat: one message with all text as one string and all calls after it, whatever order they came in."""
 
-    __slots__ = ("_calls", "_hasher", "_mask", "_previous", "_text", "_unit")
+    __slots__ = ("_calls", "_mask", "_previous", "_text", "_unit", "hasher")
 
     def __init__(self, hasher: Hasher, previous: int, mask: int, unit: UnitHash | None) -> None:
         """unit: the message that the client has begun, if it has. previous: the key before any other."""
-        self._hasher = hasher
+        self.hasher = hasher
         self._previous = previous
         self._mask = mask
         self._unit = unit
@@ -112,21 +113,21 @@ class _Message:
         if self._calls is None:
             self._calls = {}
         if index not in self._calls:
-            self._calls[index] = CallHash(self._hasher)
+            self._calls[index] = CallHash(self.hasher)
         return self._calls[index]
 
     def end(self) -> PrefixEnd | None:
         if self._calls:
             key = self._with_calls(self._calls).key()
         elif self._text:
-            key = self._hasher.text_unit(self._previous, "assistant", None, None, encoded(self._text))
+            key = self.hasher.text_unit(self._previous, "assistant", None, None, encoded(self._text))
         else:
             key = self._begun().key()
         return PrefixEnd(key ^ self._mask)
 
     def _begun(self) -> UnitHash:
         if self._unit is None:
-            self._unit = UnitHash(self._hasher, self._previous, "assistant")
+            self._unit = UnitHash(self.hasher, self._previous, "assistant")
             self._unit.add_text(self._text)
             self._text = ""
         return self._unit
@@ -154,7 +155,7 @@ class _Items:
     """Responses: a message item, and an item for each call, in the order in which they came."""
 
     def __init__(self, hasher: Hasher, key: int, mask: int) -> None:
-        self._hasher = hasher
+        self.hasher = hasher
         self._key = key
         self._mask = mask
         self._text: UnitHash | None = None
@@ -167,14 +168,14 @@ class _Items:
             self._calls = {}
             self._text = None
         if self._text is None:
-            self._text = UnitHash(self._hasher, self._key, "assistant")
+            self._text = UnitHash(self.hasher, self._key, "assistant")
         self._text.add_text(text)
         self._empty = False
 
     def call(self, index: int) -> CallHash:
         self._empty = False
         if index not in self._calls:
-            self._calls[index] = CallHash(self._hasher)
+            self._calls[index] = CallHash(self.hasher)
         return self._calls[index]
 
     def end(self) -> PrefixEnd | None:
@@ -183,7 +184,7 @@ class _Items:
     def _end_key(self) -> int:
         key = self._key if self._text is None else self._text.key()
         for _, call in sorted(self._calls.items()):
-            unit = UnitHash(self._hasher, key, "call")
+            unit = UnitHash(self.hasher, key, "call")
             unit.add_part(b"C", call.key(), call.size)
             key = unit.key()
         return key
@@ -193,7 +194,7 @@ class _MoreText:
     """Completions: the next prompt continues with the reply's text."""
 
     def __init__(self, hasher: Hasher, blocks: BlockHash) -> None:
-        self._hasher = hasher
+        self.hasher = hasher
         self._blocks = blocks
         self._empty = True
 
@@ -202,7 +203,7 @@ class _MoreText:
         self._empty = False
 
     def call(self, index: int) -> CallHash:
-        return CallHash(self._hasher)  # completions have none
+        return CallHash(self.hasher)  # completions have none
 
     def end(self) -> PrefixEnd | None:
         return None if self._empty else self._blocks.end()
@@ -212,13 +213,13 @@ class _Unknowable:
     """No key: several choices, an answer that repeats the prompt, or a prompt of token ids with a reply of text."""
 
     def __init__(self, hasher: Hasher) -> None:
-        self._hasher = hasher
+        self.hasher = hasher
 
     def add_text(self, text: str) -> None:
         pass
 
     def call(self, index: int) -> CallHash:
-        return CallHash(self._hasher)
+        return CallHash(self.hasher)
 
     def end(self) -> PrefixEnd | None:
         return None

@@ -31,20 +31,17 @@ class _ErrorBody(msgspec.Struct):
 class StreamRelay:
     """One streamed answer. `observer` sees every event as the worker wrote it, before the edits."""
 
-    __slots__ = (
-        *("_edits", "_endpoint", "_is_drained", "_is_finished", "_markers", "_may_pass", "_observer", "_plain"),
-        "_splitter",
-    )
+    __slots__ = ("_edits", "_endpoint", "_is_finished", "_markers", "_may_pass", "_observer", "_plain", "_splitter")
 
     def __init__(self, endpoint: Endpoint, edits: Edits, observer: AnswerObserver) -> None:
         self._endpoint = endpoint
         self._edits = edits
         self._markers = edits.markers()
         self._observer = observer
-        self._splitter = EventSplitter()
+        self._splitter: EventSplitter | None = None  # only within an event
         self._plain = PlainEvents(endpoint)
         self._may_pass = True  # between two events, and no error has come
-        self._is_drained = self._is_finished = False
+        self._is_finished = False
 
     def passes(self, chunk: bytes) -> bool:
         """Whether this is one event that brings text and nothing else, as nearly every chunk is: send it unchanged.
@@ -72,8 +69,10 @@ class StreamRelay:
 
     def edited(self, chunk: bytes) -> bytes:
         """As `feed`, of a chunk that is known not to pass."""
-        out = self._edits.shown(b"".join([self._relay(event) for event in self._splitter.feed(chunk)]))
-        self._may_pass = self._splitter.is_empty and self._observer.summary.error is None
+        splitter = self._splitter or EventSplitter()
+        out = self._edits.shown(b"".join([self._relay(event) for event in splitter.feed(chunk)]))
+        self._splitter = None if splitter.is_empty else splitter
+        self._may_pass = self._splitter is None and self._observer.summary.error is None
         return out
 
     def rest(self) -> bytes:
@@ -81,10 +80,8 @@ class StreamRelay:
 
         A carriage return ends a line, but a line feed might have followed; or only the blank line is missing.
         """
-        if self._is_drained:
-            return b""
-        self._is_drained = True
-        return self._edits.shown(self._tail())
+        splitter, self._splitter = self._splitter, None
+        return b"" if splitter is None else self._edits.shown(self._tail(splitter))
 
     def finish(self) -> bytes:
         """What goes to the client at the worker's end of file: an error event, unless the answer had ended."""
@@ -97,9 +94,9 @@ class StreamRelay:
             return tail
         return tail + broken_off(self._endpoint)
 
-    def _tail(self) -> bytes:
-        is_cut = self._splitter.in_fragment
-        tail = self._splitter.rest()  # goes on if only its blank line is missing: half an event would corrupt the next
+    def _tail(self, splitter: EventSplitter) -> bytes:
+        is_cut = splitter.in_fragment
+        tail = splitter.rest()  # goes on if only its blank line is missing: half an event would corrupt the next
         if is_cut:
             return tail + b"\n\n"
         data = event_data(tail)

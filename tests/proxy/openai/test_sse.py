@@ -126,7 +126,7 @@ def test_events_end_where_two_line_ends_meet(stream: bytes) -> None:
 class CountingSplitter(EventSplitter):
     """Counts the bytes in which it looks for a blank line."""
 
-    examined = 0
+    examined: int = 0
 
     def _blank_line_end(self, scan: int) -> int:
         self.examined += len(self._held) - scan

@@ -12,6 +12,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum
 
+import msgspec
+
 from .. import plane
 from ..admission.web_pages import Headers
 from ..app.request_body import check_coding, decoded
@@ -63,37 +65,27 @@ class TurnSite:
     body_limit_bytes: int
 
 
+class _Reading(msgspec.Struct):
+    """A request while it is read and answered. A stream may then be open for long without it."""
+
+    head: RequestHead | None  # None: the request has come completely
+    received: ReceivedBody
+    memory: BodyRoom
+    more: Headers  # of whatever answer
+    caller: Caller | None = None
+    waits_for_room: bool = False
+    expects_continue: bool = False
+    is_whole: bool = False  # it has come completely
+    is_compressed: bool = False
+    refused: PPDError | None = None  # an error that came before `begin`
+
+
 class TurnExchange:
     """One turn: an `Exchange` of its connection, and one of its open requests."""
 
-    # Of more than 30 attributes each object would have a dict of its own, which takes 1.5 KiB.
     __slots__ = (
-        "_body",
-        "_caller",
-        "_connection",
-        "_endpoint",
-        "_expects_continue",
-        "_head",
-        "_is_between_events",
-        "_is_compressed",
-        "_is_event_stream",
-        "_is_old",
-        "_is_whole",
-        "_may_keep_alive",
-        "_memory",
-        "_more",
-        "_received",
-        "_refused",
-        "_room",
-        "_site",
-        "_splice",
-        "_state",
-        "_task",
-        "_unsent",
-        "_waits_for_room",
-        "_withheld",
-        "is_draining",
-        "record",
+        *("_body", "_connection", "_endpoint", "_is_between_events", "_is_event_stream", "_is_old", "_may_keep_alive"),
+        *("_reading", "_room", "_site", "_splice", "_state", "_task", "_unsent", "_withheld", "is_draining", "record"),
     )
 
     is_multiplexed = False
@@ -110,21 +102,12 @@ class TurnExchange:
         """more: headers of whatever answer."""
         self.is_draining = False
         self.record: AccessRecord | None = None
-        self._more = more
         self._connection = connection
-        self._head: RequestHead | None = head  # dropped when the request has come: a stream may be open for long
+        self._reading: _Reading | None = _Reading(head, ReceivedBody(), room, more)  # None once an answer has begun
         self._is_old, self._may_keep_alive = head.is_old, head.keeps_alive
         self._endpoint = endpoint
         self._site = site
         self._state = _WAITING
-        self._caller: Caller | None = None
-        self._received: ReceivedBody | None = ReceivedBody()  # None: its body is not needed any more
-        self._memory: BodyRoom | None = room  # the same
-        self._waits_for_room = False
-        self._expects_continue = False
-        self._is_whole = False  # the request has come completely
-        self._is_compressed = False
-        self._refused: PPDError | None = None  # an error that came before `begin`
         self._task: asyncio.Task[None] | None = None
         self._splice: Splice | None = None
         self._body: StreamedBody | None = None
@@ -140,9 +123,10 @@ class TurnExchange:
         self._state = _READING
         self.record = self._site.requests.opened("POST", self._endpoint)
         self._site.requests.began(self, self._connection.limits)
-        head, received = self._head, self._received
-        assert head is not None and received is not None, "it begins once"
-        refused = self._refused or self._site.requests.refusal(
+        reading = self._reading
+        assert reading is not None and reading.head is not None, "it begins once"
+        head, received = reading.head, reading.received
+        refused = reading.refused or self._site.requests.refusal(
             self._endpoint, head.target, head.headers, read_bytes=head.read_bytes
         )
         if refused is not None:
@@ -150,82 +134,85 @@ class TurnExchange:
             return
         headers = head.fields
         try:
-            self._caller = self._site.service.caller(self._endpoint, headers)
-            self._is_compressed = check_coding(headers.get("content-encoding", ""))
+            reading.caller = self._site.service.caller(self._endpoint, headers)
+            reading.is_compressed = check_coding(headers.get("content-encoding", ""))
         except PPDError as exc:
             self.refuse(exc)
             return
         if self.record is not None:
-            self.record.receipt = self._caller.receipt
+            self.record.receipt = reading.caller.receipt
         size = head.body_bytes
         if size > self._site.body_limit_bytes:
             self.refuse(self._too_large())
             return
         expects = headers.get("expect", "").lower() == "100-continue"
-        self._expects_continue = expects and not head.is_old and not received.size
-        if self._has_room(max(size, received.size)):
-            if size > SHORT_BYTES and not self._is_whole:
+        reading.expects_continue = expects and not head.is_old and not received.size
+        if self._has_room(reading, max(size, received.size)):
+            if size > SHORT_BYTES and not reading.is_whole:
                 received.expect(size)
-            self._go_on()
+            self._go_on(reading)
 
     @property
     def buffer(self) -> plane.BodyBuffer | None:
-        return None if self._received is None else self._received.buffer
+        return None if self._reading is None else self._reading.received.buffer
 
     def take(self, data: bytes) -> None:
-        received = self._received
-        if received is None or self._state is _WITHHOLDING or self._refused is not None:
+        reading = self._reading
+        if reading is None or self._state is _WITHHOLDING or reading.refused is not None:
             return
-        received.add(data)
-        if received.size > self._site.body_limit_bytes:
+        reading.received.add(data)
+        if reading.received.size > self._site.body_limit_bytes:
             self.refuse(self._too_large())
         elif self._state is _READING:
-            self._has_room(received.size)
+            self._has_room(reading, reading.received.size)
 
     def taken(self) -> None:
-        self._is_whole = True
-        if self._state is _READING and not self._waits_for_room:
-            self._start()
+        reading = self._reading
+        if reading is not None:
+            reading.is_whole = True
+            if self._state is _READING and not reading.waits_for_room:
+                self._start(reading)
 
-    def _has_room(self, size: int) -> bool:
+    def _has_room(self, reading: _Reading, size: int) -> bool:
         """Otherwise the client is not read until there is room, or the request refused."""
         try:
-            has_room = self._memory is None or self._memory.want(size, self._room_came, self.refuse)
+            has_room = reading.memory.want(size, self._room_came, self.refuse)
         except PPDError as exc:
             self.refuse(exc)
             return False
-        if not has_room and not self._waits_for_room:
-            self._waits_for_room = True
+        if not has_room and not reading.waits_for_room:
+            reading.waits_for_room = True
             self._connection.hold_back()
         return has_room
 
     def _room_came(self) -> None:
-        if self._waits_for_room:
-            self._waits_for_room = False
+        reading = self._reading
+        if reading is not None and reading.waits_for_room:
+            reading.waits_for_room = False
             self._connection.read_on()
-            self._go_on()
+            self._go_on(reading)
 
-    def _go_on(self) -> None:
+    def _go_on(self, reading: _Reading) -> None:
         if self._state is not _READING:
             return
-        if self._is_whole:
-            self._start()
-        elif self._expects_continue:
-            self._expects_continue = False
+        if reading.is_whole:
+            self._start(reading)
+        elif reading.expects_continue:
+            reading.expects_continue = False
             self._connection.write(response.CONTINUE)
 
-    def _start(self) -> None:
-        self._state, self._head = _ASKING, None
-        self._task = self._connection.loop.create_task(self._answer())
+    def _start(self, reading: _Reading) -> None:
+        self._state, reading.head = _ASKING, None
+        self._task = self._connection.loop.create_task(self._answer(reading))
 
     # -- the answer
 
-    async def _answer(self) -> None:
-        caller, self._caller = self._caller, None
-        assert caller is not None and self._received is not None, "it was let in"
-        body = self._received.take()
+    async def _answer(self, reading: _Reading) -> None:
+        caller = reading.caller
+        assert caller is not None, "it was let in"
+        body, is_compressed = reading.received.take(), reading.is_compressed
         try:
-            reply = await self._reply_to(caller, body)
+            reply = await self._reply_to(caller, body, is_compressed=is_compressed)
             if self._state is _OVER:
                 if not isinstance(reply.body, bytes):
                     reply.body.abandon()
@@ -237,8 +224,8 @@ class TurnExchange:
             log.exception("an answer could not be written")
             self.fail()
 
-    async def _reply_to(self, caller: Caller, body: Body) -> TurnReply:
-        if self._is_compressed:
+    async def _reply_to(self, caller: Caller, body: Body, *, is_compressed: bool) -> TurnReply:
+        if is_compressed:
             try:
                 body = await decoded(body, self._site.body_limit_bytes)
             except RequestError as exc:
@@ -294,11 +281,14 @@ class TurnExchange:
         self._give_up(left=True)
 
     def refuse(self, error: PPDError) -> None:
+        reading = self._reading
+        if reading is None:
+            return
         if self._state is _WAITING:
-            self._refused = self._refused or error
+            reading.refused = reading.refused or error
         elif self._state is _READING:
             # What follows on the connection is the rest of an unread body, or no request at all.
-            self.is_draining = self.is_draining or not self._is_whole or self._refused is not None
+            self.is_draining = self.is_draining or not reading.is_whole or reading.refused is not None
             self._reply(error_reply(error, self._endpoint))
 
     def _reply(self, reply: TurnReply) -> None:
@@ -318,7 +308,8 @@ class TurnExchange:
     def _answer_head(self, reply: TurnReply, size: int | None) -> bytes:
         if self.record is not None:
             self.record.status = reply.status
-        headers = (("Content-Type", reply.content_type), *reply.headers.items(), *self._more)
+        more = () if self._reading is None else self._reading.more
+        headers = (("Content-Type", reply.content_type), *reply.headers.items(), *more)
         connection = response.connection(self._may_keep_alive and not self.is_draining, is_old=self._is_old)
         return response.head(reply.status, headers, size=size, is_chunked=not self._is_old, connection=connection)
 
@@ -379,12 +370,10 @@ class TurnExchange:
 
     def _free_body(self) -> None:
         """The prompt is not needed any more, and a stream may be open for long."""
-        if self._received is not None:
-            self._received.take()
-            self._received = None
-        if self._memory is not None:
-            self._memory.free()
-            self._memory = None
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.received.take()
+            reading.memory.free()
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"the body is larger than {self._site.body_limit_bytes} bytes")

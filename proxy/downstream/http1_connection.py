@@ -69,7 +69,7 @@ class ClientConnection(asyncio.Protocol):
     __slots__ = (
         *("_address", "_ahead", "_body_left_bytes", "_body_timer", "_current", "_has_read", "_held", "_host"),
         *("_ignores_input", "_incoming", "_is_advancing", "_is_ended", "_is_ending", "_is_held_back", "_is_in_head"),
-        *("_is_stalled", "_offer", "_parser", "_server", "_stall_timer", "_transport", "_unclear_bytes"),
+        *("_offer", "_parser", "_server", "_stall_timer", "_transport", "_unclear_bytes"),
         *("is_made", "limits", "loop"),
     )
 
@@ -94,7 +94,6 @@ class ClientConnection(asyncio.Protocol):
         self._ignores_input = False  # whatever still comes is ignored
         self._is_ending = False  # no further request is answered
         self._is_ended = False
-        self._is_stalled = False  # the client does not take what it was sent
         self._is_advancing = False
         self._is_held_back = False  # its exchange takes no more of the request now
         self._body_timer: asyncio.TimerHandle | None = None
@@ -182,13 +181,13 @@ class ClientConnection(asyncio.Protocol):
             self._host.closed(self.limits)
 
     def pause_writing(self) -> None:
-        self._is_stalled = self.limits.is_stalled = True
+        self.limits.is_stalled = True
         self._watch_stall()
         if self._current is not None:
             self._current.pause()
 
     def resume_writing(self) -> None:
-        self._is_stalled = self.limits.is_stalled = False
+        self.limits.is_stalled = False
         self._stop_stall_timer()
         if self._current is not None:
             self._current.resume()
@@ -204,7 +203,7 @@ class ClientConnection(asyncio.Protocol):
         while start < len(data):
             if self._ignores_input:
                 return
-            if self._ahead or self._is_stalled:
+            if self._ahead or self.limits.is_stalled:
                 self._hold(data[start:])
                 return
             piece = data[start : start + max(SLICE_BYTES, self._body_left_bytes)]
@@ -266,7 +265,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._is_advancing = True
         try:
-            while self._current is None and not self._is_stalled and not self._is_ended:
+            while self._current is None and not self.limits.is_stalled and not self._is_ended:
                 if self._is_ending or (self._ignores_input and not self._ahead):
                     self._end()
                 elif self._ahead:

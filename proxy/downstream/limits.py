@@ -93,8 +93,8 @@ class ConnectionLimits:
     """The phase of one client's connection and its deadline. now: a monotonic clock in seconds."""
 
     __slots__ = (
-        *("_at_work", "_deadline_s", "_idle", "_is_ending", "_latest_s", "_left", "_multiplexed", "_now"),
-        *("_patience", "_requests", "address", "is_stalled", "is_tls", "phase", "transport"),
+        *("_at_work", "_deadline_s", "_ends_by_s", "_idle", "_left", "_multiplexed", "_now", "_patience", "_requests"),
+        *("address", "is_stalled", "is_tls", "phase", "transport"),
     )
 
     def __init__(
@@ -122,12 +122,11 @@ class ConnectionLimits:
         self._multiplexed: tuple[AtWork, ...] | None = None  # None: the connection is not of HTTP/2
         self._requests = 0
         self._left = 0
-        self._is_ending = False
-        self._latest_s = math.inf  # for the deadline of a connection that lingers
+        self._ends_by_s: float | None = None  # the latest deadline, once the connection is to end
 
     def heard(self) -> None:
         """Bytes came. On HTTP/2 they need not belong to a request, so only the idle time counts there."""
-        if self.phase is ConnectionPhase.WAITING and self._multiplexed is None and not self._is_ending:
+        if self.phase is ConnectionPhase.WAITING and self._multiplexed is None and self._ends_by_s is None:
             self.phase = ConnectionPhase.HEAD
             self._idle.discard(self)
             self._deadline_s = self._now() + self._patience.head_s
@@ -140,7 +139,7 @@ class ConnectionLimits:
         else:
             self._at_work = request
         self._requests += 1
-        if not self._is_ending:  # else it was refused before its request begins, and ends in its time
+        if self._ends_by_s is None:  # else it was refused before its request begins, and ends in its time
             self._deadline_s = math.inf  # until the request has ended, which may take long: a number less to keep
 
     @property
@@ -158,7 +157,7 @@ class ConnectionLimits:
             self.abort()
         elif self._at_work is None and not self._multiplexed:
             self.phase = ConnectionPhase.WAITING
-            if not self._is_ending:
+            if self._ends_by_s is None:
                 self._deadline_s = self._now() + self._patience.idle_s
                 if not self.transport.is_closing():
                     self._idle.add(self)
@@ -166,7 +165,7 @@ class ConnectionLimits:
     def evict(self) -> bool:
         if self.is_stalled or self.transport.get_write_buffer_size():
             return False
-        self._is_ending = True
+        self._ends_by_s = math.inf
         if self.is_tls:
             self.abort()  # else it would wait for the client's goodbye, and keep its place
         else:
@@ -203,13 +202,13 @@ class ConnectionLimits:
         So the connection is half-closed and read on until the client closes too. TLS has no half-close: there the
         connection stays open for a while, unless all that the client sent `is_read`.
         """
-        self._is_ending = True
+        self._ends_by_s = math.inf
         self._idle.discard(self)
         if self.is_tls and is_read:
             self.close(CLOSE_S)
             return
         self.phase = ConnectionPhase.WAITING
-        self._deadline_s = self._latest_s = self._now() + CLOSE_S
+        self._deadline_s = self._ends_by_s = self._now() + CLOSE_S
         if self.is_tls:
             self.lingers()
         else:
@@ -218,11 +217,12 @@ class ConnectionLimits:
     def lingers(self) -> None:
         """The client still sends, or was just answered."""
         if self.is_tls:
-            self._deadline_s = min(self._latest_s, self._now() + LINGER_S)
+            latest_s = math.inf if self._ends_by_s is None else self._ends_by_s
+            self._deadline_s = min(latest_s, self._now() + LINGER_S)
 
     def break_off(self) -> None:
         """Drops the connection, so that the client sees that its answer is incomplete, unless it is closing already."""
-        if not self._is_ending:
+        if self._ends_by_s is None:
             self.abort()
 
     def abort(self) -> None:

@@ -22,8 +22,8 @@ class LegBooking:
     """
 
     __slots__ = (
-        *("_answering", "_computes_here", "_decode", "_decode_use", "_estimates", "_fetch", "_handover"),
-        *("_holds_decode", "_holds_prefill", "_prefill", "_prefill_use", "_prefilling", "_registry", "_source"),
+        *("_answering", "_computes_here", "_decode", "_decode_use", "_estimates", "_fetch", "_handover", "_prefill"),
+        *("_prefill_use", "_prefilling", "_registry", "_source"),
     )
 
     def __init__(
@@ -40,7 +40,9 @@ class LegBooking:
         self._prefill = prefill
         self._source = source
         self._estimates: LegEstimates | None = estimates  # None: what is booked follows from them
-        self._holds_decode = self._holds_prefill = self._computes_here = False
+        self._answering: LegWork | None = None  # None: nothing is held there
+        self._prefilling: LegWork | None = None  # the same
+        self._computes_here = False  # who answers
         self._decode_use: Use | None = None  # None: the worker has left
         self._prefill_use: Use | None = None
         self._fetch: _Move | None = None  # None: nothing is moved so, or it has been
@@ -56,7 +58,7 @@ class LegBooking:
         if not is_split:  # else D pulls it, and computes nothing
             computed = new - fetched if new > fetched else 1
             prefill_s, beside_s = _seconds(estimates.prefill_s), _seconds(estimates.beside_s)
-        self._answering = LegWork(
+        self._answering = answering = LegWork(
             prefill_tokens=computed,
             prefill_s=prefill_s,
             beside_s=beside_s,
@@ -72,14 +74,13 @@ class LegBooking:
             self._fetch = _Move.begun(self._registry, ends, 0.0, link_s, now_s)
         if self._prefill is not None:
             self._reserve_prefill(self._prefill, estimates, fetched, now_s)
-        self._decode_use = self._registry.begin(self._decode, self._answering, now_s)
+        self._decode_use = self._registry.begin(self._decode, answering, now_s)
         self._computes_here = not is_split
-        self._holds_decode = True
 
     def _reserve_prefill(self, prefill: WorkerId, estimates: LegEstimates, fetched: int, now_s: float) -> None:
         prefill_s = _seconds(estimates.prefill_s)
         new = _tokens(estimates.new_on_prefill_tokens)
-        self._prefilling = LegWork(
+        self._prefilling = prefilling = LegWork(
             prefill_tokens=max(1, new - fetched),
             prefill_s=prefill_s,
             beside_s=_seconds(estimates.beside_s),
@@ -91,20 +92,19 @@ class LegBooking:
         if link_s := _seconds(estimates.link_s):
             computed_s = prefill_s + self._left_s(prefill, now_s)
             self._handover = _Move.begun(self._registry, (prefill, self._decode), computed_s, link_s, now_s)
-        self._prefill_use = self._registry.begin(prefill, self._prefilling, now_s)
-        self._holds_prefill = True
+        self._prefill_use = self._registry.begin(prefill, prefilling, now_s)
 
     def free_prefill(self, now_s: float) -> None:
         """P has ended its leg, well or not."""
-        if not self._holds_prefill:
+        prefilling, self._prefilling = self._prefilling, None
+        if prefilling is None:
             return
         assert self._prefill is not None, "only a P is held so"
-        self._holds_prefill = False
         if self._fetch is not None:
             self._end_fetch(self._fetch, now_s)
         if (use := self._prefill_use) is not None:
-            use.computed(self._prefilling, now_s)
-            use.end(self._prefilling)
+            use.computed(prefilling, now_s)
+            use.end(prefilling)
             self._registry.use_changed(self._prefill, use, legs=True)
 
     def computed(self, now_s: float) -> None:
@@ -113,7 +113,7 @@ class LegBooking:
             self._computes_here = False
             if self._fetch is not None:
                 self._end_fetch(self._fetch, now_s)
-            if (use := self._decode_use) is not None:
+            if (use := self._decode_use) is not None and self._answering is not None:
                 use.computed(self._answering, now_s)
                 self._registry.use_changed(self._decode, use)
         if self._handover is not None:
@@ -122,18 +122,19 @@ class LegBooking:
 
     @property
     def holds_prefill(self) -> bool:
-        return self._holds_prefill
+        return self._prefilling is not None
 
     def release(self, now_s: float) -> None:
-        if not self._holds_decode:  # the last that is given back, as the first that is reserved
+        answering = self._answering
+        if answering is None:  # the last that is given back, as the first that is reserved
             return
-        self._holds_decode = False
-        if self._holds_prefill:
+        if self._prefilling is not None:
             self.free_prefill(now_s)
         if self._computes_here or self._handover is not None:
             self.computed(now_s)
+        self._answering = None
         if (use := self._decode_use) is not None:
-            use.end(self._answering)
+            use.end(answering)
             self._registry.use_changed(self._decode, use, legs=True)
 
     def _left_s(self, worker: WorkerId, now_s: float) -> float:

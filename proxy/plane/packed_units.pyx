@@ -10,6 +10,9 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 cdef extern from *:
     ctypedef long long int128_t "__int128"
 
+cdef extern from "stdbool.h":
+    ctypedef bint flag "bool"  # a byte
+
 ctypedef unsigned char byte_t
 
 cdef enum:
@@ -46,7 +49,7 @@ cdef class PackedUnits:
     cdef readonly int entries, count, in_prompt, opener, opener_cuts
     cdef readonly uint32_t round_tokens, head_tokens
     cdef readonly uint64_t head_mask
-    cdef readonly bint reasoned, is_blocks, reply_reasoned, has_reply_alone
+    cdef readonly flag reasoned, is_blocks, reply_reasoned, has_reply_alone
 
     def __cinit__(self, bytes data not None):
         cdef const byte_t *head = <const byte_t *>PyBytes_AS_STRING(data) + HEAD_AT

@@ -53,11 +53,8 @@ CHOOSING = (Endpoint.CHAT, Endpoint.COMPLETIONS)
 """The endpoints whose clients choose how many answers they get, and whether a stream shows usage."""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One client request. Sizes are bytes of what the model reads, not of the body.
-
-    No `gc`: it is in no reference cycle.
-    """
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One client request. Sizes are bytes of what the model reads, not of the body."""
 
     endpoint: Endpoint
     model: str

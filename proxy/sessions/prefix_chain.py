@@ -206,7 +206,7 @@ class BlockHash:
         self._partial = self._hasher.start(b"B", self.keys[-1])
 
 
-class Chain(msgspec.Struct, frozen=True, gc=False):
+class Chain(msgspec.Struct, frozen=True):
     """The prefixes of one prompt, shortest first: `keys[i]` names its first `ends[i]` bytes.
 
     The first key is the seed's, with 0 bytes, or that of a stored response which the prompt continues. Then come the
@@ -217,8 +217,6 @@ class Chain(msgspec.Struct, frozen=True, gc=False):
     If the prompt was hashed in blocks, `data` is all of it, `tail` is what follows the last whole block, and `is_text`
     tells text from token ids; otherwise they are empty. `marks` tells where the prompt's parts end. `open_unit` is the
     last unit, if the reply continues it (an assistant's message that the client began).
-
-    No `gc`: it is in no reference cycle.
     """
 
     keys: Sequence[int]

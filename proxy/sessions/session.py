@@ -52,11 +52,8 @@ class KnownPrefix(msgspec.Struct, frozen=True, gc=False):
         return PrefixEnd(self.key, self.tail, self.check)
 
 
-class Prompt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What the session table needs of a request: the chain of its messages, and the names that its client gave.
-
-    No `gc`: it is in no reference cycle.
-    """
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """What the session table needs of a request: the chain of its messages, and the names that its client gave."""
 
     chain: Chain
     model: str = ""  # the one name by which sessions know it

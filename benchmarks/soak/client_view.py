@@ -71,6 +71,8 @@ class ClientView:
                 return False
             case Endpoint.MESSAGES:
                 self.ended |= payload["type"] == "message_stop"
+                if payload["type"] == "message_delta":
+                    self._stopped(payload["delta"])
                 is_text = payload["type"] == "content_block_delta"
                 return is_text and self._add(0, payload["delta"].get("text"))
             case _:
@@ -82,6 +84,9 @@ class ClientView:
         text = choice.get("text") if self.endpoint is Endpoint.COMPLETIONS else choice["delta"].get("content")
         return self._add(choice["index"], text)
 
+    def _stopped(self, message: dict[str, Any]) -> None:
+        self.finishes.add(message["stop_reason"] or "abort")  # as vLLM tells it
+
     def _add(self, choice: int, text: str | None) -> bool:
         self.texts[choice] = self.texts.get(choice, "") + (text or "")
         return bool(text)
@@ -92,6 +97,7 @@ class ClientView:
                 parts = [part for item in payload["output"] for part in item["content"]]
                 self._add(0, "".join(part["text"] for part in parts))
             case Endpoint.MESSAGES:
+                self._stopped(payload)
                 self._add(0, "".join(part["text"] for part in payload["content"]))
             case _:
                 for choice in payload["choices"]:

@@ -55,6 +55,7 @@ class FaultRunner:
                 await fleet.kill_engine(name)
             case FleetFault.RESTART:
                 await fleet.drain(name, draining=True)
+                await fleet.unused(name)
                 await fleet.idle(name)
                 await fleet.stop_engine(name)
             case FleetFault.DRAIN:
@@ -94,6 +95,8 @@ class FaultRunner:
                 await fleet.remove(name)
                 await fleet.register(name)
             case FleetFault.JOIN:
+                await fleet.drain(name, draining=True)
+                await fleet.unused(name)
                 await fleet.remove(name)
                 await fleet.idle(name)
                 await fleet.stop_engine(name)

@@ -212,6 +212,16 @@ class SoakFleet:
                     return
                 await asyncio.sleep(0.2)
 
+    async def unused(self, name: str, limit_s: float = LEASE_S + 10.0) -> None:
+        """Waits until the proxy has nothing for it to do. A D may yet get a turn whose prompt is at its P."""
+        async with asyncio.timeout(limit_s):
+            while any(worker[one] for worker in await self._known(name) for one in BOOKED):
+                await asyncio.sleep(0.1)
+
+    async def _known(self, name: str) -> list[dict[str, Any]]:
+        workers = (await self.admin("GET", "/workers"))["workers"]
+        return [worker for worker in workers if worker["id"] == self.addresses[name].address]
+
     async def idle(self, name: str, limit_s: float = LEASE_S + 10.0) -> None:
         async with asyncio.timeout(limit_s):
             while any((await self.engine_metrics(name, ENGINE_GAUGES)).values()):
@@ -234,6 +244,7 @@ class SoakFleet:
             return samples(await answer.text(), re.compile("|".join(wanted)))
 
 
+BOOKED = ("inflight", "decoding_sequences", "queued_prefill_tokens")
 ENGINE_GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting$", "vllm:kv_cache_usage_perc")
 
 

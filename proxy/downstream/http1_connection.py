@@ -162,7 +162,10 @@ class ClientConnection(asyncio.Protocol):
             if data.startswith(_HTTP2):
                 self._host.speak_http2(self.limits, data)
                 return
-        self._parse(data)
+        if self._held:  # it was there first, and waits for the answer to a request before it
+            self._hold(data)
+        else:
+            self._parse(data)
 
     def eof_received(self) -> None:
         """A client that closes its half is usually gone: it is taken to be, and asyncio closes the connection."""

@@ -20,7 +20,7 @@ from ..encoders.legs import LABEL
 from ..errors import LegError, refusal
 from ..failures import ROWS, Cause, Leg, Phase
 from ..fleet.worker import Role, WorkerId
-from ..openai.answer import AnswerObserver, AnswerSummary
+from ..openai.answer import ABORTED, AnswerObserver, AnswerSummary
 from ..openai.edits import Edits
 from ..openai.reply_key import ReplyKey
 from ..openai.stream_relay import StreamRelay
@@ -32,7 +32,6 @@ from ..routing.state import State
 from ..routing.stream import complete
 from ..sessions.prefix_chain import PrefixEnd
 from ..telemetry.receipts import LegRecord
-from ..upstream.answer_checks import ABORTED
 from .headers import ATTEMPTS, DIGITS
 from .picked_encoders import PickedEncoders
 from .reports import Reports

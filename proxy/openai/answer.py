@@ -32,6 +32,9 @@ from .body_members import without_nan
 from .request import CHOOSING, Endpoint
 
 DONE = b"[DONE]"
+ABORTED = "abort"
+"""The finish reason of an engine that gave up. vLLM gives a message none then, which Anthropic's API always has, and calls
+a response cancelled or completed."""
 
 
 class AnswerSink(Protocol):
@@ -218,7 +221,9 @@ class AnswerObserver:
         if response.usage is not None:
             self._count(response.usage)
         incomplete = response.incomplete_details.reason if response.incomplete_details is not None else None
-        if response.status not in (None, "queued", "in_progress"):
+        if response.status == "cancelled":
+            self.summary.finish_reason = ABORTED
+        elif response.status not in (None, "queued", "in_progress"):
             self.summary.finish_reason = incomplete or response.status
         if response.error is not None or response.status == "failed":
             error = response.error or Error()
@@ -240,6 +245,7 @@ class AnswerObserver:
             self._block_delta(event.index, event.delta)
         if event.type == "message_stop":
             self.summary.ended = True
+            self.summary.finish_reason = self.summary.finish_reason or ABORTED
 
     def _block_delta(self, index: int, delta: BlockDelta) -> None:
         self.summary.finish_reason = delta.stop_reason or self.summary.finish_reason
@@ -256,6 +262,8 @@ class AnswerObserver:
         for index, block in enumerate(message.content or ()):
             self._block(index, block, bytes(block.input).decode())
         self._message(message)
+        if message.error is None:
+            self.summary.finish_reason = message.stop_reason or ABORTED
 
     def _message(self, message: AnthropicMessage) -> None:
         self.summary.response_id = message.id or self.summary.response_id

@@ -158,6 +158,8 @@ cdef class TextLane(Receiver):
             self._text = more
         for place in range(self._parser.count):
             span = &spans[place]
+            if span.size == around:  # before the first text there is nowhere to copy to, not even nothing
+                continue
             memcpy(self._text + self._text_bytes, span.at + before, span.size - around)
             self._text_bytes += span.size - around
         self._events += self._parser.count

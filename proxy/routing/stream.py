@@ -13,10 +13,10 @@ from typing import Protocol
 from ..bodies.shared_bytes import STEP_BYTES, SharedBytes
 from ..errors import LegError
 from ..failures import Cause
+from ..openai.answer import ABORTED
 from ..openai.stream_relay import BROKE_OFF
 from ..sessions.table import SessionMatch
 from ..telemetry.receipts import Receipt
-from ..upstream.answer_checks import ABORTED
 from ..upstream.call import Answer
 from .attempt import Attempt, OpenAnswer
 from .learning import SeenAnswer

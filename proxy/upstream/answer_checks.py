@@ -10,14 +10,13 @@ import msgspec
 from ..errors import LegError, refusal
 from ..failures import Cause, Phase
 from ..fleet.view import WorkerView
-from ..openai.answer import AnswerObserver, AnswerSummary
+from ..openai.answer import ABORTED, AnswerObserver, AnswerSummary
 from ..openai.edits import Redaction
 from ..openai.request import CHOOSING, Endpoint
 from ..openai.stream_relay import StreamRelay
 from .call import Answer
 
 OPENING_LIMIT_BYTES = 8 * 1024 * 1024  # of a stream before its first event; a single event of 4 MiB is in pieces
-ABORTED = "abort"  # the finish reason of an engine that gave up
 
 Redacting = Callable[[WorkerView], Redaction]  # what no client may learn from this worker; asked for errors alone
 
@@ -81,8 +80,8 @@ def check_whole(endpoint: Endpoint, observer: AnswerObserver, view: WorkerView, 
 
 
 def _was_aborted(summary: AnswerSummary) -> bool:
-    """Whether the engine aborted. Messages and Responses report a normal end then, but count no token, and a model that
-    has nothing to say still generates its end of turn."""
+    """Whether the engine aborted. Of vLLM most responses have a normal end then, which is told only where no token is
+    counted: a model that has nothing to say still generates its end of turn."""
     return summary.finish_reason == ABORTED or (summary.completion_tokens == 0 and not summary.first_token_seen)
 
 

@@ -131,9 +131,12 @@ def _stop_sequence(reply: Reply) -> str | None:
     return reason if isinstance(reason, str) else None
 
 
-def _stop_reason(reply: Reply) -> str:
+def _stop_reason(reply: Reply) -> str | None:
+    """None where the engine gave up."""
     if reply.choices[0].finish is Finish.LENGTH:
         return "max_tokens"
+    if reply.choices[0].finish is Finish.ABORT:
+        return None
     if reply.finish_reason(0) == "tool_calls":
         return "tool_use"
     return "end_turn" if _stop_sequence(reply) is None else "stop_sequence"

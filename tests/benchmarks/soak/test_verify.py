@@ -90,7 +90,7 @@ def test_every_api_has_its_own_end(endpoint: Endpoint, stream: bytes) -> None:
         (Endpoint.CHAT, b'{"choices":[{"index":0,"message":{"content":"the right text"},"finish_reason":"stop"}]}'),
         (Endpoint.COMPLETIONS, b'{"choices":[{"index":0,"text":"the right text","finish_reason":"length"}]}'),
         (Endpoint.RESPONSES, b'{"error":null,"output":[{"content":[{"text":"the right text"}]}]}'),
-        (Endpoint.MESSAGES, b'{"content":[{"type":"text","text":"the right text"}]}'),
+        (Endpoint.MESSAGES, b'{"content":[{"type":"text","text":"the right text"}],"stop_reason":"end_turn"}'),
     ],
 )
 def test_a_whole_body_is_compared_too(endpoint: Endpoint, body: bytes) -> None:
@@ -98,6 +98,12 @@ def test_a_whole_body_is_compared_too(endpoint: Endpoint, body: bytes) -> None:
         view = ClientView(endpoint)
         view.read_whole(text)
         assert verify(view, FULL, RIGHT, Move.OPEN)[0] is outcome
+
+
+def test_half_a_message_says_so_by_having_no_reason_to_stop() -> None:
+    view = ClientView(Endpoint.MESSAGES)
+    view.read_whole(b'{"content":[{"type":"text","text":"the ri"}],"stop_reason":null}')
+    assert verify(view, FULL, RIGHT, Move.OPEN)[0] is ClientOutcome.BROKEN
 
 
 def test_every_choice_counts() -> None:

@@ -32,6 +32,24 @@ def refused(seen: Seen) -> tuple[int, str | None]:
     return seen.status, seen.headers.get("X-PPD-Refused")
 
 
+# -- half an answer
+
+
+@pytest.mark.parametrize(("path", "end"), [("/v1/chat/completions", "length"), ("/v1/messages", "max_tokens")])
+async def test_a_whole_answer_that_its_engine_gave_up_half_way_is_anothers(path: str, end: str) -> None:
+    async with FaultFleet.of("R1 R2", **REPLICA) as field:
+        once = Faults([Order(FaultKind.ABORT, phase=FaultPhase.EVENTS, after_events=2, times=1)])
+        for engine in field.engines.values():
+            engine.faults = once
+        answer = await field.post(path, body("hello"))
+        assert (answer.status, once.orders[0].times) == (200, 0)
+        assert end in (
+            answer.body.get("stop_reason"),
+            *(one["finish_reason"] for one in answer.body.get("choices", ())),
+        )
+        assert len(field.newest().legs) == 2
+
+
 # -- queries of death
 
 

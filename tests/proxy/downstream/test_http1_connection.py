@@ -7,6 +7,7 @@ import contextlib
 
 import pytest
 
+from ppd.proxy.downstream.http1_connection import SLICE_BYTES
 from ppd.proxy.downstream.limits import CLOSE_S
 from tests.support.client_connections import (
     CHUNKED,
@@ -47,6 +48,27 @@ async def test_pieces_of_one_byte() -> None:
             await reader.readuntil(b"[{0}]")
             await reader.readuntil(b"[{1}]")
             assert at.asked == [b"{0}", b"{1}"]
+
+
+@pytest.mark.parametrize("begun", [0, 1, 50])
+@on_both_planes
+async def test_what_comes_while_a_request_waits_goes_behind_what_came_before_it(begun: int) -> None:
+    """The first two requests fill a slice, so what is behind them is kept unread until the second is answered."""
+    slow, hidden = turn(b"{1}"), b"\r\n\r\nGET /hidden HTTP/1.1\r\nHost: p\r\n\r\n"
+    long = b"x" * 20_000 + hidden * 500
+    behind = turn(long)
+    start = b"POST /a HTTP/1.1\r\nHost: p\r\n"
+    first = turn(b"y" * (16_000 + SLICE_BYTES - begun - len(turn(b"y" * 16_000, start=start) + slow)), start=start)
+    async with site(waits=True) as at, connected(at) as (reader, writer):
+        writer.write(first + slow + behind[:10_000])
+        await reader.readuntil(b"/a" + b"y" * 16_000)
+        due_bytes = at.read_bytes + len(behind) - 10_000
+        writer.write(behind[10_000:])
+        await at.until_read(due_bytes)
+        at.may_answer.set()
+        await reader.readuntil(b"[{1}]")
+        await reader.readuntil(hidden + b"]")
+        assert at.asked == [b"{1}", long]
 
 
 @pytest.mark.parametrize("before", [b"", b"\r\n", GET])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppd.proxy.openai.answer import AnswerObserver, AnswerSummary
+from ppd.proxy.openai.answer import ABORTED, AnswerObserver, AnswerSummary
 from ppd.proxy.openai.request import Endpoint
 
 
@@ -150,6 +150,24 @@ MESSAGES_BODY = (
     b' {"type": "thinking", "thinking": "hm"}], "stop_reason": "tool_use",'
     b' "usage": {"input_tokens": 14, "cache_read_input_tokens": 16, "output_tokens": 4}}'
 )
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        (Endpoint.CHAT, {"choices": [{"index": 0, "message": {"content": "Hel"}, "finish_reason": "abort"}]}),
+        (Endpoint.MESSAGES, MESSAGES_BODY.replace(b'"stop_reason": "tool_use"', b'"stop_reason": null')),
+        (Endpoint.RESPONSES, RESPONSES_BODY | {"status": "cancelled"}),
+    ],
+)
+def test_an_answer_that_its_engine_gave_up_is_told_by_its_end(endpoint: Endpoint, body: Any) -> None:
+    assert read(endpoint, body)[0].finish_reason == ABORTED
+
+
+def test_a_stream_of_a_message_that_its_engine_gave_up_ends_without_a_reason() -> None:
+    *begun, end, stop = MESSAGES_STREAM
+    assert seen(Endpoint.MESSAGES, *begun, end | {"delta": {"stop_reason": None}})[0].finish_reason is None
+    assert seen(Endpoint.MESSAGES, *begun, end | {"delta": {"stop_reason": None}}, stop)[0].finish_reason == ABORTED
 
 
 @pytest.mark.parametrize(

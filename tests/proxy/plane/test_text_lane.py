@@ -19,8 +19,8 @@ FIRST = chunks(event("first"))
 LAST = chunks(DONE) + END
 
 
-async def test_plain_events_take_the_short_way() -> None:
-    texts = ["a", " b", "", "déjà vu", "日本", "x" * 300]
+@pytest.mark.parametrize("texts", [["a", " b", "", "déjà vu", "日本", "x" * 300], ["", "", "a"]])
+async def test_plain_events_take_the_short_way(texts: list[str]) -> None:
     found = await same(FIRST, *(chunks(event(text)) for text in texts), LAST)
     assert found.said == "first" + "".join(texts) and found.events == 1 + len(texts) and found.is_ended
     assert found.long_ways == 2, "the event that the pattern is learnt from, and the end"

@@ -33,7 +33,7 @@ from .request import CHOOSING, Endpoint
 
 DONE = b"[DONE]"
 ABORTED = "abort"
-"""The finish reason of an engine that gave up. vLLM gives a message none then, which Anthropic's API always has, and calls
+"""The finish reason of an engine that gave up. vLLM then gives a message none (Anthropic's API always has one), and calls
 a response cancelled or completed."""
 
 

@@ -33,8 +33,8 @@ from .request import CHOOSING, Endpoint
 
 DONE = b"[DONE]"
 ABORTED = "abort"
-"""The finish reason of an engine that gave up. vLLM then gives a message none (Anthropic's API always has one), and calls
-a response cancelled or completed."""
+"""The finish reason of an engine that gave up. vLLM gives a message none then, where Anthropic's API always has one.
+Its responses are cancelled or completed."""
 
 
 class AnswerSink(Protocol):

@@ -41,6 +41,7 @@ STAGES = ("parse", "decide", "legs", "learn")
 DECISION_TARGETS_US = {"2 KB": 50, "130 KB": 250}  # limits from the body to the decision
 WARM_UP = 30
 BATCH_BYTES = 16_000_000
+BATCH = 100  # conversations whose last turns follow their first ones: the caches hold all of them
 SYSTEM = {"role": "system", "content": "You look for what you are asked for. " * 50}
 
 
@@ -89,7 +90,7 @@ class TimedTurns:
 async def play(one: TurnBench, name: str, rounds: int, first: int) -> TimedTurns:
     """The last turns of `rounds` conversations, numbered from `first`, one right after the other as in a busy proxy."""
     row = TimedTurns(name, Counter(), {stage: [] for stage in STAGES})
-    batch = max(1, BATCH_BYTES // SIZES[name][0])
+    batch = max(1, min(BATCH, BATCH_BYTES // SIZES[name][0]))
     for start in range(first, first + rounds, batch):
         numbers = range(start, min(start + batch, first + rounds))
         bodies = [(number, *conversation(number, *SIZES[name], one.tools)) for number in numbers]

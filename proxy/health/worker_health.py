@@ -126,9 +126,8 @@ class WorkerHealth:
     def failed(self, leg: Leg, exc: LegError, decision: Decision, asked_s: float) -> FailureRule:
         """Counts a turn's leg that failed, by its row of the table; asked_s: when the leg was asked."""
         row = self.count(leg, exc, decision, asked_s)
-        self.left(
-            decision, asked_s
-        )  # the failure proves nothing about the other workers: they may be probed again at once
+        # The failure proves nothing about the other workers: they may be probed again at once.
+        self.left(decision, asked_s)
         return row
 
     def count(self, leg: Leg, exc: LegError, decision: Decision, asked_s: float) -> FailureRule:

@@ -80,8 +80,8 @@ def check_whole(endpoint: Endpoint, observer: AnswerObserver, view: WorkerView, 
 
 
 def _was_aborted(summary: AnswerSummary) -> bool:
-    """Whether the engine aborted. Of vLLM most responses have a normal end then, which is told only where no token is
-    counted: a model that has nothing to say still generates its end of turn."""
+    """Whether the engine gave up. vLLM ends most responses as usual then, which shows only where it counts no token: a
+    model that has nothing to say still generates its end of turn."""
     return summary.finish_reason == ABORTED or (summary.completion_tokens == 0 and not summary.first_token_seen)
 
 

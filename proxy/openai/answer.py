@@ -54,7 +54,7 @@ class AnswerSummary(msgspec.Struct, gc=False):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
-    finish_reason: str | None = None
+    finish_reason: str | None = None  # of the first choice; `ABORTED` where the engine gave up any
     response_id: str | None = None  # of responses and messages
     events: int = 0  # with data, parsable or not; comments and [DONE] are not counted
     undecodable: int = 0
@@ -160,9 +160,11 @@ class AnswerObserver:
         for choice in chunk.choices or ():
             if choice.index == 0:
                 self._choice(choice, summary)
+            elif choice.finish_reason == ABORTED:  # then not all of the answer is whole
+                summary.finish_reason = ABORTED
 
     def _choice(self, choice: AnswerChoice, summary: AnswerSummary) -> None:
-        if choice.finish_reason:
+        if choice.finish_reason and summary.finish_reason != ABORTED:
             summary.finish_reason = choice.finish_reason
         if choice.text:
             self._text(choice.text)

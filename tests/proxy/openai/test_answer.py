@@ -156,12 +156,23 @@ MESSAGES_BODY = (
     ("endpoint", "body"),
     [
         (Endpoint.CHAT, {"choices": [{"index": 0, "message": {"content": "Hel"}, "finish_reason": "abort"}]}),
+        (
+            Endpoint.COMPLETIONS,
+            {"choices": [{"index": at, "text": "x", "finish_reason": end} for at, end in enumerate(("stop", "abort"))]},
+        ),
         (Endpoint.MESSAGES, MESSAGES_BODY.replace(b'"stop_reason": "tool_use"', b'"stop_reason": null')),
         (Endpoint.RESPONSES, RESPONSES_BODY | {"status": "cancelled"}),
     ],
 )
 def test_an_answer_that_its_engine_gave_up_is_told_by_its_end(endpoint: Endpoint, body: Any) -> None:
     assert read(endpoint, body)[0].finish_reason == ABORTED
+
+
+@pytest.mark.parametrize("others", [("stop",), ("stop", "length"), ("abort",)])
+def test_a_stream_was_given_up_where_one_of_its_choices_was(others: tuple[str, ...]) -> None:
+    ends = [delta(end, index=at) for at, end in enumerate((*others, "abort"))]
+    for events in (ends, ends[::-1]):
+        assert seen(Endpoint.CHAT, delta(content="x"), *events, DONE)[0].finish_reason == ABORTED
 
 
 def test_a_stream_of_a_message_that_its_engine_gave_up_ends_without_a_reason() -> None:

@@ -24,7 +24,7 @@ from . import response
 from .http1_connection import ClientConnection
 from .http1_server import Http1Server
 from .hypercorn import HypercornReader, HypercornServer
-from .limits import CLOSE_S, ConnectionLimits, IdleConnections, Patience
+from .limits import CLOSE_S, ConnectionLimits, IdleConnections, Patience, half_close
 
 log = logging.getLogger(__name__)
 
@@ -302,7 +302,7 @@ class _TurnedAway(asyncio.Protocol):
         self.transport = made = cast("asyncio.Transport", transport)
         made.write(response.refusal(Overloaded(self._why, reason="connections", retry_after_s=1.0)))
         if made.can_write_eof():
-            made.write_eof()
+            half_close(made)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_gone.set()

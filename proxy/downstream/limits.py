@@ -212,7 +212,7 @@ class ConnectionLimits:
         if self.is_tls:
             self.lingers()
         else:
-            self.transport.write_eof()
+            half_close(self.transport)
 
     def lingers(self) -> None:
         """The client still sends, or was just answered."""
@@ -227,6 +227,12 @@ class ConnectionLimits:
 
     def abort(self) -> None:
         self.transport.abort()
+
+
+def half_close(transport: asyncio.Transport) -> None:
+    """Ends the writing side. A client may have reset the connection: asyncio tells that here, before it is read."""
+    with contextlib.suppress(OSError):
+        transport.write_eof()
 
 
 def _late() -> RequestError:

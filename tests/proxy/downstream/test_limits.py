@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 
 import pytest
 from hypercorn.asyncio.tcp_server import TCPServer
 
 from ppd.proxy.downstream.connections import _address_key
-from ppd.proxy.downstream.limits import LEFT_LIMIT, LINGER_S, ConnectionLimits, IdleConnections, Patience
+from ppd.proxy.downstream.limits import CLOSE_S, LEFT_LIMIT, LINGER_S, ConnectionLimits, IdleConnections, Patience
 from tests.support.clock import FakeClock
 
 PATIENCE = Patience(head_s=10.0, idle_s=75.0)
@@ -27,6 +28,9 @@ class FakeTransport:
 
     def abort(self) -> None:
         self.said = "aborted"
+
+    def write_eof(self) -> None:
+        raise OSError(errno.ENOTCONN, "as asyncio's does where the client has reset the connection")
 
     def get_write_buffer_size(self) -> int:
         return 0
@@ -100,6 +104,16 @@ def test_a_refused_connection_over_tls_ends_though_its_request_begins_late(clock
     tested.began(request)
     tested.ended(request, left=False)
     clock.advance(LINGER_S)
+    tested.close_if_overdue()
+    assert transport.said == "closed"
+
+
+def test_the_end_of_a_connection_that_its_client_has_reset_is_no_defect(clock: FakeClock) -> None:
+    """The reset shows when the socket is read, which may be after the answer was written."""
+    tested, transport = connection(clock)
+    tested.heard()
+    tested.close_gently(is_read=True)
+    clock.advance(CLOSE_S)
     tested.close_if_overdue()
     assert transport.said == "closed"
 

@@ -139,6 +139,8 @@ def common(session: Session, chain: Chain, sizes: dict[int, int]) -> Common | No
         if size is not None and (place is None or size >= place[0]):
             place, turn = (size, prefix.tokens), prefix.turn + 1
             is_whole = prefix.turn == session.turn
+            if prefix.is_stored and has_other_head:  # it stands for the head too, whatever that was
+                units, shared, has_other_head, most_tokens = session.units, 0, False, 0
     return None if place is None else Common(session, units, shared, place, is_whole, turn, has_other_head, most_tokens)
 
 

@@ -53,6 +53,28 @@ def test_a_stored_response_finds_its_session(table: SessionTable) -> None:
     assert (branch.kind, branch.turn, branch.held_tokens) == (MatchKind.BRANCH, 3, 30)
 
 
+TOOL = {"type": "function", "name": "look_up", "parameters": {}}
+
+
+@pytest.mark.parametrize("later", [{}, {"instructions": "be brief", "tools": [TOOL]}, {"instructions": "be long"}])
+@pytest.mark.parametrize("head", [{"instructions": "be brief"}, {"tools": [TOOL]}], ids=["instructions", "tools"])
+def test_a_stored_response_finds_its_session_whatever_its_head_was(
+    table: SessionTable, head: dict[str, Any], later: dict[str, Any]
+) -> None:
+    """It is in one engine only: anywhere else the request would get 404."""
+    respond(table, "hi", "resp_1", **head)
+    second = respond(table, "more", "resp_2", previous_response_id="resp_1", **later)
+    retry = respond(table, "more", "resp_3", previous_response_id="resp_1", **later)
+    edit = respond(table, "other", "resp_4", previous_response_id="resp_1", **later)
+    third = respond(table, "on", "resp_5", previous_response_id="resp_3", **later)
+    assert [(place.kind, place.turn, place.held_tokens, place.decode) for place in (second, retry, edit, third)] == [
+        (MatchKind.NEXT, 2, 15, D1),
+        (MatchKind.RETRY, 2, 25, D1),
+        (MatchKind.BRANCH, 2, 15, D1),
+        (MatchKind.NEXT, 3, 40, D1),
+    ]
+
+
 def test_a_retry_of_a_turn_that_named_a_stored_response_is_found_in_a_session_with_a_longer_history(
     table: SessionTable,
 ) -> None:

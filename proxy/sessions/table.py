@@ -65,6 +65,7 @@ _Judged = tuple[Common, MatchKind, int]
 MOST_CANDIDATES = 32
 """Sessions that are compared with one prompt: those found by its longest prefixes, and the one found by its opener."""
 
+RESPONSES_KEPT = 16  # stored responses known of a session beside its newest: 26 bytes and an entry of the index each
 EXPIRED_AT_ONCE = 32  # sessions dropped by one turn: two microseconds each
 _OUTPUT_DECAY = 0.7  # a session's answers change with its task: the last three or four count
 _SPREAD = 0x9E3779B97F4A7C15  # odd, so that successive ids differ in all bits
@@ -330,8 +331,8 @@ class SessionTable:
         """Ends of its newest prompt and the reply that no unit names."""
         prefixes: list[KnownPrefix] = []
         chain = prompt.chain
-        if source is not None and source.packed_prefixes:  # the stored response that the prompt continues
-            prefixes += [one for one in source.prefixes() if one.is_stored and one.key == chain.keys[0]]
+        if source is not None and prompt.previous_response_id is not None:  # the next may continue an older one
+            prefixes += [one for one in source.prefixes() if one.is_stored and one.turn < match.turn][-RESPONSES_KEPT:]
         if (kept.is_blocks or not kept.count) and chain.size > 0:
             prefixes.append(KnownPrefix.at(chain.end(), match.turn, outcome.prompt_tokens, is_prompt=True))
             if outcome.reply_key is not None:

@@ -11,7 +11,7 @@ from msgspec.structs import astuple
 from ppd.proxy.beliefs.held import Residency
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, ReadingRules, parse_request
-from ppd.proxy.sessions.table import MatchKind, SessionMatch, SessionTable, TurnOutcome
+from ppd.proxy.sessions.table import RESPONSES_KEPT, MatchKind, SessionMatch, SessionTable, TurnOutcome
 from tests.support.attempts import D1, D2
 from tests.support.requests import CHAT, COMPLETIONS, HASHER, RESPONSES, parse, user
 
@@ -73,6 +73,28 @@ def test_a_stored_response_finds_its_session_whatever_its_head_was(
         (MatchKind.BRANCH, 2, 15, D1),
         (MatchKind.NEXT, 3, 40, D1),
     ]
+
+
+def test_a_conversation_may_go_on_from_any_of_its_newest_stored_responses(table: SessionTable) -> None:
+    respond(table, "hi", "resp_1")
+    for turn in range(2, RESPONSES_KEPT + 3):
+        respond(table, "on", f"resp_{turn}", previous_response_id=f"resp_{turn - 1}")
+    newest = RESPONSES_KEPT + 2
+    forks = [respond(table, "no", None, previous_response_id=f"resp_{turn}") for turn in range(1, newest + 1)]
+    lost, *branches, following = [(fork.kind, fork.turn, fork.held_tokens) for fork in forks]
+    assert lost == (MatchKind.LOST, 1, 0)
+    assert branches == [(MatchKind.BRANCH, turn + 1, 15 * turn) for turn in range(2, newest)]
+    assert following == (MatchKind.NEXT, newest + 1, 15 * newest)
+
+
+def test_a_fork_does_not_take_over_what_came_after_it(table: SessionTable) -> None:
+    first = respond(table, "hi", "resp_1")
+    for turn in (2, 3, 4):
+        respond(table, "on", f"resp_{turn}", previous_response_id=f"resp_{turn - 1}")
+    fork = respond(table, "no", "resp_5", previous_response_id="resp_2")
+    following = respond(table, "on", "resp_6", previous_response_id="resp_4")
+    assert fork.session_id != first.session_id == following.session_id
+    assert (following.kind, following.turn) == (MatchKind.NEXT, 5)
 
 
 def test_a_retry_of_a_turn_that_named_a_stored_response_is_found_in_a_session_with_a_longer_history(

@@ -159,10 +159,12 @@ class Breakers(Generic[Key]):
             self._changed(key)
 
     def overloaded(self, key: Key, until_s: float, now_s: float) -> None:
-        """The worker answered 429 or 503: avoided until then. That counts neither as a failure nor as a success."""
+        """The worker answered 429 or 503: avoided until then. That counts neither as a failure nor as a success.
+
+        Nor does it end a probe, which may be another leg's: whoever asked says so by `abandoned`.
+        """
         circuit = self._circuits.setdefault(key, Circuit())
         circuit.overloaded_until_s, circuit.overloaded_s = max(circuit.overloaded_until_s, until_s), now_s
-        circuit.probe_s = None
         self._changed(key)
 
     def forget(self, key: Hashable, since_s: float = math.inf) -> None:

@@ -169,11 +169,20 @@ def test_a_probe_that_meets_overload_proved_nothing() -> None:
     breakers = opened()
     breakers.began("d", 5.0)
     breakers.overloaded("d", 8.0, 5.0)
+    breakers.abandoned("d", 5.0)
     assert breakers.blocked(7.9) == {"d"}
     assert breakers.blocked(8.0) == frozenset()
     assert breakers.states(8.0) == {"d": "half_open"}
     breakers.began("d", 8.0)
     assert breakers.succeeded("d", 8.5)
+
+
+def test_a_leg_that_meets_overload_beside_the_probe_leaves_it_alone() -> None:
+    breakers = opened()
+    breakers.began("d", 5.0)
+    breakers.overloaded("d", 7.0, 6.0)
+    assert breakers.blocked(7.0) == {"d"}
+    assert breakers.succeeded("d", 8.0)
 
 
 def test_a_worker_that_is_gone_is_forgotten_with_its_pairs() -> None:
@@ -297,7 +306,6 @@ class BreakerMachine(RuleBasedStateMachine):
     def overload(self, key: str, seconds: float) -> None:
         self.breakers.overloaded(key, self.now_s + seconds, self.now_s)
         self.overloaded_s[key] = max(self.overloaded_s[key], self.now_s + seconds)
-        self.probe_s[key] = None
 
     @precondition(lambda self: self.now_s > 0)
     @rule(key=keys)

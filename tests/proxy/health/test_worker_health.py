@@ -185,7 +185,7 @@ def test_who_leaves_leaves_the_probing_to_the_next(bench: Bench) -> None:
     assert set(bench.breakers.states(bench.clock()).values()) == {"half_open"}
 
 
-@pytest.mark.parametrize("ends", ["left", "failed", "by P"])
+@pytest.mark.parametrize("ends", ["left", "failed", "overloaded", "by P"])
 def test_a_turn_that_ends_beside_anothers_probes_leaves_them_alone(bench: Bench, ends: str) -> None:
     bench.probe(bench.p, bench.d, bench.pair)
     bench.health.asked(made := bench.decision(Leg.DECODE), bench.clock())
@@ -195,6 +195,9 @@ def test_a_turn_that_ends_beside_anothers_probes_leaves_them_alone(bench: Bench,
             bench.health.left(made, bench.clock())
         case "failed":
             bench.fail((Leg.DECODE, Phase.HEADERS, Cause.REQUEST))
+        case "overloaded":
+            bench.fail((Leg.DECODE, Phase.HEADERS, Cause.OVERLOADED))
+            bench.clock.advance(OVERLOAD_S)
         case _:
             bench.health.prefill_left(made, bench.clock())
     assert bench.blocked() == {bench.p, bench.d, bench.pair}

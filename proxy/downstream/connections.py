@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import logging
 import socket
@@ -29,7 +30,8 @@ from .limits import CLOSE_S, ConnectionLimits, IdleConnections, Patience, half_c
 log = logging.getLogger(__name__)
 
 LAST_S = 1.0  # at the end of the process, for clients to take what is already written
-ACCEPT_AGAIN_S = 0.5  # pause in accepting when no file descriptor is left
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+ACCEPT_AGAIN_S = 0.5  # pause in accepting after one of them
 # A frame of 8 bytes, type 7, on stream 0: no error, and no stream is refused yet.
 GOAWAY = b"\x00\x00\x08\x07\x00" + bytes(4) + b"\x7f\xff\xff\xff" + bytes(4)
 TURN_AWAY_S = 1.0  # for a client without a place to take its refusal
@@ -84,14 +86,7 @@ class Connections:
             while True:
                 await readable.wait()
                 readable.clear()
-                try:
-                    for _ in range(self._at_once):
-                        accepted, (host, *_) = listening.accept()
-                        self._admit(accepted, _address_key(host))
-                except BlockingIOError:
-                    continue
-                except OSError as exc:  # no file descriptor left, or the client has already gone
-                    log.debug("a connection could not be accepted: %s", exc)
+                if not self._accept_some(listening):
                     loop.remove_reader(listening)
                     await asyncio.sleep(ACCEPT_AGAIN_S)
                     loop.add_reader(listening, readable.set)
@@ -162,6 +157,22 @@ class Connections:
         self._start(self._serve_http2(limits, protocol, reader))
 
     # -- accepting
+
+    def _accept_some(self, listening: socket.socket) -> bool:
+        """False where there is no room for a connection."""
+        for _ in range(self._at_once):
+            try:
+                accepted, (host, *_) = listening.accept()
+            except BlockingIOError:
+                break
+            except OSError as exc:
+                log.debug("a connection could not be accepted: %s", exc)
+                if exc.errno in NO_ROOM:
+                    return False
+                # Else it is what became of this connection: its client has gone, say, or a firewall forbids it.
+            else:
+                self._admit(accepted, _address_key(host))
+        return True
 
     def _admit(self, accepted: socket.socket, key: str) -> None:
         refusal = self._refusal(key)

@@ -69,7 +69,7 @@ def _quiet(*_: object) -> None:
 async def played(topology: Topology, shape: ConversationShape, trial: EncoderTrial) -> tuple[list[Record], str]:
     """One workload on a new fleet, and what became of its images."""
     port, heartbeat_port = free_ports(2)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, free_offset(topology.by_role) as port_offset:
         config = Path(folder) / "ppd.toml"
         laws = f'mode = "slo"\nprofile = "{PROFILE}"\n' if trial.by_laws else ""
         config.write_text(f'{laws}encoder = "{trial.encoder}"\n')
@@ -79,7 +79,7 @@ async def played(topology: Topology, shape: ConversationShape, trial: EncoderTri
             prepared=prepare("sim", "", trial.engine_args(), _quiet),
             port=port,
             heartbeat_port=heartbeat_port,
-            port_offset=free_offset(topology.by_role),
+            port_offset=port_offset,
             proxy_args=("--config", str(config)),
             log_dir=Path(folder) / "logs",
         )

@@ -129,7 +129,8 @@ class LaunchBackend:
 
     async def _start(self, topology: str) -> _Running:
         plan, prepared = self._plan, self._ready()
-        spec = fleet_spec(plan, prepared, topology)
+        port_offset = self._stack.enter_context(free_offset(Topology.parse(topology).by_role))
+        spec = fleet_spec(plan, prepared, topology, port_offset)
         fleet = await self._stack.enter_async_context(LocalFleet(spec))
         await fleet.wait_ready(READY_S[plan.engine])
         live = LiveFleet(
@@ -170,19 +171,18 @@ def too_large(
     )
 
 
-def fleet_spec(plan: LaunchPlan, prepared: Prepared, topology: str) -> FleetSpec:
+def fleet_spec(plan: LaunchPlan, prepared: Prepared, topology: str, port_offset: int) -> FleetSpec:
     counts = Topology.parse(topology)
-    workers = counts.by_role
     port, heartbeat_port = free_ports(2)
     return FleetSpec(
         engine=plan.engine,
-        workers=workers,
+        workers=counts.by_role,
         x_of_decodes=counts.x_of_decodes,
         prepared=prepared,
         tensor_parallel=plan.tensor_parallel,
         port=port,
         heartbeat_port=heartbeat_port,
-        port_offset=free_offset(workers),
+        port_offset=port_offset,
         admin_key=secrets.token_hex(16),
         log_dir=plan.log_dir / topology,
     )

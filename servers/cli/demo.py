@@ -108,7 +108,7 @@ def out_of_the_way(flags: dict[str, Any]) -> dict[str, Any]:
     if not is_given("heartbeat_port") and not is_free(flags["heartbeat_port"]):
         changed["heartbeat_port"] = free_ports(1)[0]
     if not is_given("port_offset"):
-        changed["port_offset"] = free_offset(flags["topology"].by_role)
+        changed["port_offset"] = ctx.with_resource(free_offset(flags["topology"].by_role))
     return {**flags, **changed}
 
 

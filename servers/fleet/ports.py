@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
@@ -72,13 +73,27 @@ def free_ports(count: int) -> list[int]:
     raise ConfigError(f"no {count} free ports between {_ANYWHERE.start} and {_ANYWHERE.stop - 1} on {HOST}")
 
 
-def free_offset(workers: Mapping[Role, int]) -> int:
-    """The first multiple of PORTS_A_FLEET at which all ports of the fleet's workers are free."""
+@contextmanager
+def free_offset(workers: Mapping[Role, int]) -> Iterator[int]:
+    """The first multiple of PORTS_A_FLEET at which all ports of the fleet's workers are free. Until the end of the
+    context no other fleet gets them by this function, in this process or another.
+    """
     wanted = worker_ports(workers)
     for offset in range(0, 20_000, PORTS_A_FLEET):
-        if all(is_free(port + offset) for port in wanted):
-            return offset
+        with ExitStack() as held:
+            if all(_hold(port + offset, held) and is_free(port + offset) for port in wanted):
+                yield offset
+                return
     raise ConfigError(f"port_offset: no free ports for {sum(workers.values())} workers", param="port_offset")
+
+
+def _hold(port: int, held: ExitStack) -> bool:
+    """By a socket of UDP, as engines, which listen only seconds later, use none: they find the port free."""
+    try:
+        held.enter_context(socket.socket(type=socket.SOCK_DGRAM)).bind((HOST, port))
+    except OSError:
+        return False
+    return True
 
 
 def worker_ports(workers: Mapping[Role, int]) -> list[int]:

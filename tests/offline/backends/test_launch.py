@@ -34,7 +34,7 @@ def launching(tmp_path: Path) -> LaunchPlan:
     ],
 )
 def test_a_topology_is_launched_as_it_is_named(tmp_path: Path, topology: str, workers: dict[Role, int]) -> None:
-    spec = fleet_spec(launching(tmp_path), ON_CPU, topology)
+    spec = fleet_spec(launching(tmp_path), ON_CPU, topology, 0)
     assert spec.workers == {**workers, Role.ENCODE: 0}
     assert len(plan(spec)) == 1 + sum(workers.values())
     assert spec.log_dir == tmp_path / topology
@@ -42,18 +42,21 @@ def test_a_topology_is_launched_as_it_is_named(tmp_path: Path, topology: str, wo
 
 
 def test_every_fleet_has_a_key_and_ports_of_its_own(tmp_path: Path) -> None:
-    first, second = (fleet_spec(launching(tmp_path), ON_CPU, "1P_1D") for _ in range(2))
+    first, second = (fleet_spec(launching(tmp_path), ON_CPU, "1P_1D", 0) for _ in range(2))
     assert first.admin_key and first.admin_key != second.admin_key
     assert first.port != first.heartbeat_port
 
 
 def test_workers_ports_keep_clear_of_a_fleet_that_is_there() -> None:
     workers = {Role.PREFILL: 1, Role.DECODE: 1, Role.REPLICA: 0}
-    free = free_offset(workers)
+    with free_offset(workers) as free:
+        pass
     with contextlib.closing(socket.socket()) as other:
         other.bind(("127.0.0.1", FIRST_PORT[Role.DECODE] + free))
-        assert free_offset(workers) > free
-    assert free_offset(workers) == free
+        with free_offset(workers) as beside:
+            assert beside > free
+    with free_offset(workers) as again:
+        assert again == free
 
 
 @pytest.mark.parametrize(

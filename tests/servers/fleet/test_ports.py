@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -57,15 +58,28 @@ def test_a_port_is_free_again_as_soon_as_its_program_is_gone() -> None:
 
 @pytest.mark.parametrize("ordinal", range(2), ids=["engine", "side-channel"])
 def test_a_fleet_beside_another_moves_all_its_workers_ports(ordinal: int) -> None:
-    offset = free_offset(ONE_P)
-    check_workers_free(ONE_P, offset)
+    with free_offset(ONE_P) as offset:
+        check_workers_free(ONE_P, offset)
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", worker_ports(ONE_P)[ordinal] + offset))
         other.listen()
         with pytest.raises(ConfigError, match=f"port_offset = {offset}: .*in use"):
             check_workers_free(ONE_P, offset)
-        assert free_offset(ONE_P) >= offset + PORTS_A_FLEET
+        with free_offset(ONE_P) as next_offset:
+            assert next_offset >= offset + PORTS_A_FLEET
+
+
+def test_fleets_that_start_at_once_share_no_port() -> None:
+    """No engine listens yet. Two offsets further a P has the port of the first fleet's D."""
+    workers = {Role.PREFILL: 1, Role.DECODE: 1}
+    with ExitStack() as fleets:
+        offsets = [fleets.enter_context(free_offset(workers)) for _ in range(4)]
+        ports = [port + offset for offset in offsets for port in worker_ports(workers)]
+        assert len(set(ports)) == len(ports)
+        assert all(map(is_free, ports)), "their engines may listen there"
+    with free_offset(workers) as again:
+        assert again == offsets[0]
 
 
 def test_nothing_else_is_given_a_port_before_its_program_listens() -> None:

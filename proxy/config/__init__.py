@@ -5,7 +5,7 @@ help, its row in docs/configuration.md (`python -m ppd.proxy.config.reference do
 the JSON Schema follow.
 """
 
-from .addresses import ANY_ORIGIN, host_and_port, is_ipv6, is_loopback
+from .addresses import ANY_ORIGIN, PORT_PATTERN, host_and_port, is_ipv6, is_loopback
 from .choices import (
     AccessFormat,
     DataPlane,
@@ -35,6 +35,7 @@ __all__ = [
     "KEYS",
     "LIVE",
     "OPERATOR_PATHS",
+    "PORT_PATTERN",
     "SECRET",
     "AccessFormat",
     "DataPlane",

@@ -8,9 +8,11 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+# From 1 to 65535: the C library takes what is above modulo 65536.
+PORT_PATTERN = r"(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6(?:[0-4][0-9]{3}|5(?:[0-4][0-9]{2}|5(?:[0-2][0-9]|3[0-5]))))"
 ANY_ORIGIN = "*"
 _ORIGIN = re.compile(
-    r"(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::\d{1,5})?"
+    rf"(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::{PORT_PATTERN})?"
 )
 
 

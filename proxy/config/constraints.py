@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .addresses import are_origins, are_ranges, is_loopback
+from .addresses import PORT_PATTERN, are_origins, are_ranges, is_loopback
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ CONSTRAINTS = (
     Constraint(("tls_cert_file", "tls_key_file"), "set with tls_key_file", _both_or_neither),
     Constraint(
         ("kv_events_bind",),
-        "empty, or tcp://host:port",
-        lambda bind: not bind or re.fullmatch(r"tcp://.+:\d+", bind) is not None,
+        "empty, or tcp://host:port, with a port from 1 to 65535",
+        lambda bind: not bind or re.fullmatch(rf"tcp://.+:{PORT_PATTERN}", bind) is not None,
     ),
     Constraint(("kv_events_bind", "processes"), "empty where processes is above 1", lambda bind, n: not bind or n == 1),
     Constraint(("worker_cert_file", "worker_key_file"), "set with worker_key_file", _both_or_neither),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from ..config import PORT_PATTERN
 from ..fleet.worker import Role
 
 
@@ -25,14 +26,17 @@ class Coordinate(NamedTuple):
 NO_COORDINATES: Mapping[str, Coordinate] = MappingProxyType({})
 
 # Values are printable, have no spaces and at most 256 characters: see `discovery.heartbeat`.
-_PORT = r"(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6(?:[0-4][0-9]{3}|5(?:[0-4][0-9]{2}|5(?:[0-2][0-9]|3[0-5]))))"
-ADDRESS = Coordinate("host:port", re.compile(rf"\S+:{_PORT}"))
+ADDRESS = Coordinate("host:port, with a port from 1 to 65535", re.compile(rf"\S+:{PORT_PATTERN}"))
 HOST = Coordinate("a host", re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]"))
-PORT = Coordinate("a port", re.compile(_PORT))
-PORTS = Coordinate("a port, or one of each rank as 7300+7301", re.compile(rf"{_PORT}(?:\+{_PORT}){{0,63}}"))
+PORT = Coordinate("a port from 1 to 65535", re.compile(PORT_PATTERN))
+PORTS = Coordinate(
+    "a port, or one of each rank as 7300+7301", re.compile(rf"{PORT_PATTERN}(?:\+{PORT_PATTERN}){{0,63}}")
+)
 COUNT = Coordinate("a number from 1 to 9999", re.compile(r"[1-9][0-9]{0,3}"))
 RANK = Coordinate("a number from 0 to 9999", re.compile(r"0|[1-9][0-9]{0,3}"))
 ENGINE = Coordinate("an engine's id", re.compile(r"[A-Za-z0-9_.:-]+"))
 YES = Coordinate("true", re.compile("true"))
 SWITCH = Coordinate("true or false", re.compile("true|false"))
-ENDPOINT = Coordinate("an endpoint such as tcp://host:port", re.compile(r"[A-Za-z0-9_.:/\[\]-]{1,256}"))
+ENDPOINT = Coordinate(
+    "an endpoint such as tcp://host:port", re.compile(rf"[A-Za-z0-9_.:/\[\]-]{{1,250}}:{PORT_PATTERN}")
+)

@@ -195,7 +195,7 @@ def check_coordinates(coordinates: dict[str, str], connector: str) -> dict[str, 
     known = CONNECTORS[connector].coordinates if connector in CONNECTORS else {}
     for name in known.keys() & coordinates.keys():
         if known[name].pattern.fullmatch(coordinates[name]) is None:
-            raise FormatError(f"{name}: must be {known[name].allowed}")
+            raise FormatError(f"{name} = {coordinates[name]}: must be {known[name].allowed}")
     if connector == LMCache.name and unpaired_ports(coordinates):
         raise FormatError("receiver_init_port: must have as many ports as receiver_alloc_port, one of each rank")
     return coordinates

@@ -81,7 +81,7 @@ class AgentOptions:
 
 
 def launch_of(options: AgentOptions) -> Launch:
-    coordinates = _named(options.coordinates, "coordinate")
+    coordinates = coordinates_of("coordinate", options.coordinates, options.connector)
     keeps_s = int(coordinates.get(KEPT_S, KEPT_USUALLY_S)) if READS_BACK in coordinates else 0
     if options.engine == "sim":
         argv = [sys.executable, "-m", "ppd.servers.sim", "--role", options.role, "--host", options.host]
@@ -128,7 +128,7 @@ def own_end(options: AgentOptions) -> Own:
     host = options.side_channel_host or options.advertise.rpartition(":")[0] or options.host
     # With the id of the one before, a D that knows that one would wait for it; see `ppd.proxy.health.strangers`.
     engine_id = f"{options.host}:{options.port}-{options.launch_id[:8]}"
-    pinned = _named(options.coordinates, "coordinate").get("engine_id", engine_id)
+    pinned = coordinates_of("coordinate", options.coordinates, options.connector).get("engine_id", engine_id)
     return Own(options.role, pinned, host, options.side_channel_port)
 
 
@@ -137,7 +137,7 @@ def identity_of(options: AgentOptions, address: str) -> Identity:
         raise ConfigError(f"advertise: must be given when host is {options.host!r}: proxies connect to it")
     if options.sidecar and not options.advertise:
         raise ConfigError("sidecar: must be given with --advertise, which names the sidecar's address", param="sidecar")
-    coordinates = _named(options.coordinates, "coordinate")
+    coordinates = coordinates_of("coordinate", options.coordinates, options.connector)
     protocol = PROTOCOLS.get(options.connector)
     return Identity(
         role=options.role,
@@ -171,6 +171,19 @@ def _sizes(engine_args: Iterable[str]) -> dict[str, str]:
     words = [part for arg in engine_args for part in (arg.split("=", 1) if arg.startswith("-") else (arg,))]
     named = ((_SIZES.get(flag.replace("_", "-")), size) for flag, size in pairwise(words))
     return {name: size for name, size in named if name is not None and size.isdecimal()}
+
+
+def coordinates_of(flag: str, texts: Iterable[str], connector: str) -> dict[str, str]:
+    """NAME=VALUE each; ConfigError for what the connector does not know, or could not use."""
+    told = _named(tuple(texts), flag)
+    known = CONNECTORS[connector].coordinates if connector in CONNECTORS else told
+    for name in told.keys() - known.keys():
+        allowed = f"be of {', '.join(known)}" if known else "not be given"
+        raise ConfigError(f"{flag} = {name}={told[name]}: must {allowed} with connector {connector}", param=flag)
+    try:
+        return check_coordinates(told, connector)
+    except FormatError as exc:
+        raise ConfigError(f"{flag}: {exc}", param=flag) from None
 
 
 def _named(texts: tuple[str, ...], flag: str) -> dict[str, str]:
@@ -213,9 +226,13 @@ def curve_keys(key_file: Path | None, server_key_file: Path | None) -> tuple[byt
 
 
 def address_of(url: str) -> str:
-    parts = urlsplit(url if "//" in url else f"//{url}")
-    if not parts.hostname or parts.port is None:
-        raise ConfigError(f"attach = {url!r}: must be http://host:port", param="attach")
+    try:
+        parts = urlsplit(url if "//" in url else f"//{url}")
+        is_whole = parts.hostname and parts.port
+    except ValueError:
+        is_whole = False
+    if not is_whole:
+        raise ConfigError(f"attach = {url!r}: must be http://host:port, with a port from 1 to 65535", param="attach")
     return parts.netloc
 
 

@@ -15,7 +15,7 @@ import click
 from ppd.proxy.cli.config_flags import KeyFlag
 from ppd.proxy.config import KEYS, Draft
 from ppd.proxy.connectors import CONNECTORS, is_of_sidecars, missing_coordinates, usual_engine
-from ppd.proxy.discovery.heartbeat import check_address, check_coordinates
+from ppd.proxy.discovery.heartbeat import check_address
 from ppd.proxy.downstream.serve import listen
 from ppd.proxy.errors import ConfigError, ConfigErrors, FormatError, PPDError
 from ppd.proxy.fleet.worker import ANSWERING, Role, Worker
@@ -29,7 +29,7 @@ from ..sidecar.allow_list import AllowList
 from ..sidecar.failed_legs import FailurePolicy, OnFailure
 from ..sidecar.prefills import HEADER
 from ..sidecar.sidecar import FIXED, SidecarOptions, assemble, serve
-from .agent import curve_keys
+from .agent import coordinates_of, curve_keys
 
 log = logging.getLogger(__name__)
 
@@ -126,14 +126,7 @@ def _prefill(text: str, connector: str) -> tuple[str, dict[str, str]]:
 
 def _coordinates(flag: str, role: Role, address: str, texts: Iterable[str], connector: str) -> dict[str, str]:
     """What the connector must know of this worker, all of it."""
-    texts = tuple(texts)
-    pairs = [text.partition("=") for text in texts]
-    if not all(name and value for name, _, value in pairs):
-        raise ConfigError(f"{flag} = {', '.join(texts)}: must be NAME=VALUE", param=flag)
-    try:
-        told = check_coordinates({name: value for name, _, value in pairs}, connector)
-    except FormatError as exc:
-        raise ConfigError(f"{flag}: {exc}", param=flag) from None
+    told = coordinates_of(flag, texts, connector)
     if missing := missing_coordinates(
         Worker(role=role, address=address, connector=connector, engine=usual_engine(connector), coordinates=told)
     ):

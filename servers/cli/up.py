@@ -16,6 +16,7 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from ppd.proxy.config import Mode, ProxyConfig, build
+from ppd.proxy.discovery.heartbeat import PORT_LIMIT
 from ppd.proxy.errors import ConfigError, PPDError
 
 from ..fleet.fleet import FleetSpec, LocalFleet
@@ -126,8 +127,14 @@ def with_gateway(spec: FleetSpec, config: ProxyConfig) -> FleetSpec:
         check_connector(spec.connector)
     if spec.readback:
         raise ConfigError("readback: sidecars read nothing back, so not with --gateway", param="readback")
+    *_, last = ports = gateway_ports(spec.port)
+    if last > PORT_LIMIT:
+        most = PORT_LIMIT - (last - spec.port)
+        raise ConfigError(
+            f"port = {spec.port}: must be at most {most}: the gateway takes the next ones too", param="port"
+        )
     gateway = EnvoyGateway(program=find_envoy(), config=config)
-    for port in gateway_ports(spec.port):
+    for port in ports:
         check_free(port, "port")
     check_workers_free(spec.workers, spec.port_offset, with_sidecars=True)
     return replace(spec, gateway=gateway)

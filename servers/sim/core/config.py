@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ppd.proxy.config import PORT_PATTERN
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
 from ppd.proxy.laws.step_time import EngineProfile
@@ -42,6 +44,7 @@ class EventEncoding(StrEnum):
     MAP = "map"  # as by vLLM 0.30 and later
 
 
+_TCP = re.compile(rf"tcp://.+:(?:0|\*|{PORT_PATTERN})")
 CONNECTORS = (  # those of `protocols`
     *("nixl", "nixl_push", "mooncake", "p2p_nccl", "moriio", "moriio_read", "offload_p2p", "lmcache"),
     *("sglang", "trtllm", "trtllm_gen_first", "none"),
@@ -119,6 +122,10 @@ class SimConfig:
             raise ConfigError(f"connector must be {' or '.join(CONNECTORS)}, got {self.connector}", param="connector")
         if not 0 <= self.reasoning <= 1:
             raise ConfigError(f"reasoning must be between 0 and 1, got {self.reasoning}", param="reasoning")
+        for name in ("kv_events_endpoint", "kv_events_replay_endpoint"):
+            endpoint = getattr(self, name)
+            if endpoint.startswith("tcp://") and not _TCP.fullmatch(endpoint):  # ZeroMQ would take it modulo 65536
+                raise ConfigError(f"{name} must have a port up to 65535, got {endpoint}", param=name)
         for name in ("encoder_item_s", "time_scale"):
             if not 0 <= getattr(self, name) < math.inf:
                 told = f"{name} must be a finite number of at least 0, got {getattr(self, name)}"

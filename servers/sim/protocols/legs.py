@@ -117,6 +117,12 @@ def request_id(leg: Leg) -> str:
     return value
 
 
+def wrong_name(name: str, own: str, given: str) -> BadRequest:
+    """Of a name that should have the addresses of both engines. own: this one's."""
+    told = f"{own}, this engine's address, and one like it, with ports from 1 to 65535, got {given}"
+    return BadRequest(f"{name}: must have {told}", name)
+
+
 def check_rank(leg: Leg) -> None:
     """BadRequest if a header asks for a data-parallel rank that the engine does not have."""
     name = "X-data-parallel-rank"

@@ -12,18 +12,19 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from ppd.proxy.config import PORT_PATTERN
 from ppd.proxy.fleet.worker import Role
 
 from ..core.errors import BadRequest
 from ..core.fault_orders import FaultLeg
 from ..core.handoffs import HandedOver, RemotePrefill, Transfer
-from .legs import Leg, Own, check_rank, fields_of, leg_of_params, params_of, plain, request_id
+from .legs import Leg, Own, check_rank, fields_of, leg_of_params, params_of, plain, request_id, wrong_name
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 _WHERE = "kv_transfer_params"
 _PEERS = re.compile(r"___prefill_addr_(.+?)___decode_addr_(.+)_[0-9a-f]{32}")
-_ADDRESS = re.compile(r"host:(.+),handshake:(\d{1,5}),notify:(\d{1,5})")
+_ADDRESS = re.compile(rf"host:(.+),handshake:({PORT_PATTERN}),notify:({PORT_PATTERN})")
 
 
 class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -125,9 +126,7 @@ def _peer(leg: Leg, own: Own, fields: _Common, kind: FaultLeg) -> tuple[str, int
         address = _ADDRESS.fullmatch(other)
         if mine == _address(own) and address is not None:
             return address[1], int(address[3])
-        raise BadRequest(
-            f"X-Request-Id: must have {_address(own)}, this engine's address, and one like it", "X-Request-Id"
-        )
+        raise wrong_name("X-Request-Id", _address(own), named)
     for name in ("remote_host", "remote_handshake_port", "remote_notify_port"):
         if getattr(fields, name) is None:
             raise BadRequest(f"{_WHERE}.{name}: must be there if X-Request-Id has no addresses", f"{_WHERE}.{name}")

@@ -12,16 +12,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ppd.proxy.config import PORT_PATTERN
 from ppd.proxy.fleet.worker import TAKES_PLAIN, Role
 
 from ..core.errors import BadRequest
 from ..core.fault_orders import FaultLeg
 from ..core.handoffs import HandedOver, RemotePrefill, Transfer
-from .legs import Leg, Own, params_of, plain
+from .legs import Leg, Own, params_of, plain, wrong_name
 
 _NAME = "X-Request-Id"
 _PEERS = re.compile(r"___prefill_addr_(.+?)___decode_addr_(.+)_[0-9a-f]{32}")
-_ADDRESS = re.compile(r"(\S+):(\d{1,5})")
+_ADDRESS = re.compile(rf"(\S+):({PORT_PATTERN})")
 _LEGS = {Role.PREFILL: FaultLeg.PREFILL, Role.DECODE: FaultLeg.DECODE}
 
 
@@ -47,7 +48,7 @@ class P2pNccl:
         mine, other = (prefill, decode) if own.role is Role.PREFILL else (decode, prefill)
         address = _ADDRESS.fullmatch(other)
         if mine != _address(own) or address is None:
-            raise BadRequest(f"{_NAME}: must have {_address(own)}, this engine's address, and one like it", _NAME)
+            raise wrong_name(_NAME, _address(own), named)
         host, port = address[1], int(address[2])
         keys = [f"{named}-{place}" for place in range(leg.sequences)]
         if own.role is Role.PREFILL:

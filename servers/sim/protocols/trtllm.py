@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+from ppd.proxy.config import PORT_PATTERN
 from ppd.proxy.fleet.worker import Role
 
 from ..core.errors import BadRequest
@@ -27,6 +29,7 @@ _Tokens = Annotated[list[int], msgspec.Meta(min_length=1)]
 _WHERE = "disaggregated_params"
 _CONVERSATION = "conversation_params"
 _PATHS = ("/v1/chat/completions", "/v1/completions")
+_ENDPOINT = re.compile(rf"tcp://(.+):({PORT_PATTERN})")
 _LEGS = {"context_only": FaultLeg.PREFILL, "generation_only": FaultLeg.DECODE}
 
 
@@ -73,7 +76,7 @@ class _OpaqueState(msgspec.Struct):
 
     engine_id: str
     host: str
-    port: int
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
     disagg_request_id: int
     first_gen_tokens: list[int]
 
@@ -151,12 +154,11 @@ class TrtLlmEarly(TrtLlm):
         key = str(fields.disagg_request_id)
         if fields.ctx_request_id != fields.disagg_request_id:
             raise BadRequest(f"{_WHERE}.ctx_request_id: must be {key}", f"{_WHERE}.ctx_request_id")
-        scheme, _, address = fields.ctx_info_endpoint.partition("://")
-        host, _, port = address.rpartition(":")
-        if scheme != "tcp" or not host or not port.isdecimal():
+        if (told := _ENDPOINT.fullmatch(fields.ctx_info_endpoint)) is None:
             name = f"{_WHERE}.ctx_info_endpoint"
-            raise BadRequest(f"{name}: is not what a context server tells", name)
-        return Transfer(key=key, remote=RemotePrefill("", key, host, int(port), None))
+            allowed = "tcp://host:port, with a port from 1 to 65535, as a context server tells it"
+            raise BadRequest(f"{name}: must be {allowed}, got {fields.ctx_info_endpoint}", name)
+        return Transfer(key=key, remote=RemotePrefill("", key, told[1], int(told[2]), None))
 
     def answer(self, handed_over: HandedOver, own: Own) -> None:
         return None

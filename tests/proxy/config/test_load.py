@@ -81,6 +81,7 @@ def test_a_whole_number_may_stand_for_a_float(tmp_path: Path) -> None:
         ('cors_allow_origins = ["https://Chat.example"]', "cors_allow_origins", "origins as browsers send them"),
         ('cors_allow_origins = ["https://chat.example:443"]', "cors_allow_origins", "origins as browsers send them"),
         ('cors_allow_origins = ["https://*.example"]', "cors_allow_origins", "origins as browsers send them"),
+        ('cors_allow_origins = ["http://chat.example:65536"]', "cors_allow_origins", "origins as browsers send them"),
         ('cors_allow_origins = ["null"]', "cors_allow_origins", "origins as browsers send them"),
         ('cors_allow_origins = ["*", "https://chat.example"]', "cors_allow_origins", "alone"),
         ('heartbeat_allow = ["10.0.0.0/99"]', "heartbeat_allow", "10.0.0.0/8"),
@@ -320,7 +321,12 @@ def test_kv_events_are_published_over_tcp(option: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"kv_events_bind": "ipc:///tmp/x"}, {"kv_events_bind": "tcp://*:1", "processes": 2}]
+    "changes",
+    [
+        {"kv_events_bind": "ipc:///tmp/x"},
+        {"kv_events_bind": "tcp://*:65536"},
+        {"kv_events_bind": "tcp://*:1", "processes": 2},
+    ],
 )
 def test_engines_connect_over_tcp_to_the_only_process(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"^kv_events_bind = .*: must be empty"):

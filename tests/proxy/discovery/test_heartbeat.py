@@ -173,9 +173,12 @@ def test_fields_of_a_later_agent_are_ignored() -> None:
     [
         ({**OURS, "version": 2}, "version"),
         ({**MORIIO, "zmq_address": "10.0.0.5:6301"}, "zmq_address must be host:HOST,handshake:PORT,notify:PORT"),
-        ({**MORIIO, "zmq_address": "host:a/b,handshake:1,notify:2"}, "side_channel_host: must be a host"),
-        ({**MORIIO, "zmq_address": "host:a,handshake:0,notify:2"}, "handshake_port: must be a port"),
-        ({**MORIIO, "tp_size": 0}, "tp_size: must be a number"),
+        ({**MORIIO, "zmq_address": "host:a/b,handshake:1,notify:2"}, "side_channel_host = a/b: must be a host"),
+        (
+            {**MORIIO, "zmq_address": "host:a,handshake:0,notify:2"},
+            "handshake_port = 0: must be a port from 1",
+        ),
+        ({**MORIIO, "tp_size": 0}, "tp_size = 0: must be a number"),
         *(({**MORIIO, "transfer_mode": value}, "transfer_mode") for value in ("read", "", 7, None, True)),
         ({**OURS, "role": "X"}, "role"),
         ({**OURS, "http_address": "evil/../x:80"}, "http_address"),
@@ -191,7 +194,7 @@ def test_fields_of_a_later_agent_are_ignored() -> None:
         *(({**OURS, "coordinates": {"zmq_address": value}}, "zmq_address") for value in HOSTILE),
         (
             {**OURS, "connector": "p2p_nccl", "coordinates": {"zmq_address": "a:65536"}},
-            "zmq_address: must be host:port",
+            "zmq_address = a:65536: must be host:port",
         ),
         *(({**OURS, "coordinates": {name: "x"}}, "coordinates") for name in ("", "a b", "a\r\nb", "x" * 65)),
         ({**OURS, "coordinates": {str(number): "x" for number in range(33)}}, "coordinates"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +84,10 @@ def test_what_cannot_be_launched_is_named(changes: dict[str, Any], named: str) -
 
 
 def test_an_identity_may_advertise_another_address_and_coordinates() -> None:
-    made = identity_of(options(advertise="10.0.0.9:80", coordinates=("zmq_address=10.0.0.9:21001",)), "127.0.0.1:1")
+    made = identity_of(
+        options(advertise="10.0.0.9:80", coordinates=("zmq_address=10.0.0.9:21001",), connector="p2p_nccl"),
+        "127.0.0.1:1",
+    )
     assert (made.address, made.coordinates) == ("10.0.0.9:80", {"zmq_address": "10.0.0.9:21001"})
     assert identity_of(options(profile="h100"), "127.0.0.1:1").profile == "h100"
     given = options(labels=("role=decode", "llm-d.ai/role=both"))
@@ -267,7 +272,7 @@ def test_an_engine_that_is_launched_gets_what_is_announced_of_reading_back(engin
     else:
         config = json.loads(argv[argv.index("--kv-transfer-config") + 1])
         assert config["kv_connector_extra_config"] == {"bidirectional_kv_xfer": True, "decoder_kv_blocks_ttl": 90}
-    with pytest.raises(PPDError, match="bidirectional_kv_xfer: must be true"):
+    with pytest.raises(PPDError, match="bidirectional_kv_xfer = yes: must be true"):
         identity_of(options(coordinates=("bidirectional_kv_xfer=yes",)), "10.0.0.5:8100")
 
 
@@ -278,6 +283,33 @@ def test_a_simulated_p2p_nccl_d_is_patched_where_it_is_announced_so() -> None:
         assert ("takes_plain" in identity_of(asked, "10.0.0.5:8100").coordinates) is bool(told)
 
 
+@pytest.mark.parametrize("engine", ["sim", "vllm"])
+@pytest.mark.parametrize(
+    ("connector", "told", "said"),
+    [
+        (
+            "nixl",
+            "decoder_kv_blocks_ttl=abc",
+            "coordinate: decoder_kv_blocks_ttl = abc: must be a number from 1 to 9999",
+        ),
+        ("nixl", "engine_id=e", "coordinate = engine_id=e: must be of bidirectional_kv_xfer, decoder_kv_blocks_ttl"),
+        ("none", "engine_id=e", "coordinate = engine_id=e: must not be given with connector none"),
+        ("moriio", "notify_port=65536", "coordinate: notify_port = 65536: must be a port from 1 to 65535"),
+        ("p2p_nccl", "zmq_address=h:99999", "coordinate: zmq_address = h:99999: must be host:port, with a port from 1"),
+    ],
+)
+def test_what_a_connector_cannot_use_is_refused_before_an_engine_is_launched(
+    engine: str, connector: str, told: str, said: str
+) -> None:
+    asked = options(engine=engine, model="m", connector=connector, coordinates=("bidirectional_kv_xfer=true", told))
+    if connector != "nixl":
+        asked = replace(asked, coordinates=(told,))
+    for made in (launch_of, partial(identity_of, address="127.0.0.1:8200")):
+        with pytest.raises(ConfigError) as refused:
+            made(asked)
+        assert said in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -286,6 +318,8 @@ def test_a_simulated_p2p_nccl_d_is_patched_where_it_is_announced_so() -> None:
         (("--x", "nan"), "nan is not a finite number"),
         (("--proxy", "10.0.0.1"), "proxy = '10.0.0.1': must be host:port, with a port from 1 to 65535"),
         (("--coordinate", "engine_id"), "coordinate = engine_id: must be NAME=VALUE"),
+        (("--attach", "http://h:65536"), "attach = 'http://h:65536': must be http://host:port"),
+        (("--attach", "http://h"), "attach = 'http://h': must be http://host:port"),
     ],
 )
 def test_a_flag_that_cannot_be_used_is_named_with_its_value(flags: tuple[str, ...], said: str) -> None:

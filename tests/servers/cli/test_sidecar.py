@@ -65,7 +65,14 @@ def test_flags_say_what_the_connector_must_know() -> None:
         (("--connector", "nixl_push", "--prefill", "p:1"), "prefill: nixl_push must know engine_id"),
         (("--connector", "nixl_push", "--prefill", "p,engine_id=e"), "prefill = 'p': must be host:port"),
         (("--connector", "nixl_push", "--prefill", "p:1,engine_id"), "prefill = engine_id: must be NAME=VALUE"),
-        (("--connector", "nixl_push", "--prefill", "p:1,engine_id=e,tp_size=x"), "prefill: tp_size: must be a number"),
+        (
+            ("--connector", "nixl_push", "--prefill", "p:1,engine_id=e,tp_size=x"),
+            "prefill: tp_size = x: must be a number",
+        ),
+        (
+            ("--connector", "sglang", "--coordinate", "x=1"),
+            "coordinate = x=1: must be of bootstrap_host, bootstrap_port",
+        ),
         (("--connector", "sglang", "--coordinate", "=x"), "coordinate = =x: must be NAME=VALUE"),
         (("--idle-timeout-s", "0"), "idle_timeout_s = '0'"),
         (("--tls-cert-file", "/no/such", "--tls-key-file", "/no/such"), "tls_cert_file = '/no/such': must be"),

@@ -11,8 +11,11 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from ppd.offline.sweep import grid_file
+from ppd.proxy.config import ProxyConfig
 from ppd.proxy.errors import ConfigError
-from ppd.servers.cli.up import command, fleet_options, fleet_spec, with_topology
+from ppd.servers.cli.up import command, fleet_options, fleet_spec, with_gateway, with_topology
+from ppd.servers.fleet.fleet import FleetSpec
+from ppd.servers.fleet.prepare import Prepared
 from ppd.servers.fleet.topology import Topology
 
 
@@ -67,6 +70,13 @@ def test_a_share_of_its_own_that_the_configs_mode_knows_nothing_of_is_refused(
 def test_a_fleet_in_which_nobody_answers_is_refused(encoders: str) -> None:
     with pytest.raises(ConfigError, match="a fleet needs a worker that answers: give at least one D or R"):
         asked("-P", "0", "-D", "0", "-R", "0", "-E", encoders)
+
+
+def test_a_gateway_needs_the_two_ports_behind_its_own() -> None:
+    prepared = Prepared(model="", name="sim")
+    spec = FleetSpec(engine="sim", workers={}, prepared=prepared, port=65534, log_dir=Path())
+    with pytest.raises(ConfigError, match="port = 65534: must be at most 65533"):
+        with_gateway(spec, ProxyConfig())
 
 
 def test_vllm_is_launched_with_its_own_connectors() -> None:

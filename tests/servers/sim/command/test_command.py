@@ -129,6 +129,11 @@ async def test_a_profile_says_what_flags_do_not(lab: Any, tmp_path: Path) -> Non
         (["--profile", "no-such-engine"], "must be "),
         (["--port", "99999"], "--port"),
         (["--side-channel-port", "99999"], "--side-channel-port"),
+        (
+            ["--kv-events-endpoint", "tcp://*:65536"],
+            "kv_events_endpoint must have a port up to 65535, got tcp://*:65536",
+        ),
+        (["--kv-events-replay-endpoint", "tcp://*"], "kv_events_replay_endpoint must have a port up to 65535"),
         (["--time-scale", "nan"], "time_scale must be a finite number of at least 0, got nan"),
         (["--time-scale", "inf"], "time_scale must be a finite number of at least 0, got inf"),
         (["--encoder-item-s", "-1"], "encoder_item_s must be a finite number of at least 0, got -1.0"),

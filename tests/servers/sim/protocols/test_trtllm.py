@@ -258,6 +258,8 @@ async def test_generation_first_a_p_that_ends_leaves_d_waiting(lab: Any) -> None
         (True, "ctx_info_endpoint", None),
         (True, "ctx_info_endpoint", "10.0.0.5:1"),
         (True, "ctx_info_endpoint", "tcp://10.0.0.5"),
+        (True, "ctx_info_endpoint", "tcp://10.0.0.5:65536"),
+        (True, "ctx_info_endpoint", "tcp://10.0.0.5:" + "9" * 5000),
         (True, "ctx_dp_rank", 1),
         (True, "first_gen_tokens", [7]),
     ],

@@ -26,7 +26,7 @@ from ..openai.reply_key import ReplyKey
 from ..openai.stream_relay import StreamRelay
 from ..policy import Route
 from ..routing.attempt import Attempt, Job
-from ..routing.choosing import Chooser
+from ..routing.choosing import NEXT_BEST, Chooser
 from ..routing.learning import Learner, SeenAnswer
 from ..routing.state import State
 from ..routing.stream import complete
@@ -264,7 +264,10 @@ class PickedTurn:
         summary.prompt_tokens, summary.completion_tokens = report.prompt_tokens, report.completion_tokens
         summary.cached_tokens = report.decode_cached_tokens
         if report.first_token_s is not None and report.last_token_s is not None:
-            self._times_s = attempt.asked_s + report.first_token_s, attempt.asked_s + report.last_token_s
+            asked_s = attempt.asked_s
+            if attempt.decision.reason == NEXT_BEST:  # it is the time of the head, which comes with the first token
+                asked_s -= report.first_token_s
+            self._times_s = asked_s + report.first_token_s, asked_s + report.last_token_s
         self._completed(summary)
 
     def _blame_leg(self, failed: FailedLeg) -> None:

@@ -154,7 +154,7 @@ class Chooser:
         return found
 
     def moved(self, job: Job, attempt: Attempt, to: WorkerView) -> Attempt:
-        """The same turn on a worker that a gateway has chosen in place of the attempt's. Nothing is reserved yet."""
+        """The same turn on the worker that a gateway chose, whose answer has begun. Nothing is reserved yet."""
         before = attempt.decision
         prefill = before.prefill if can_stand_in(to.worker, before) else None
         moved = self._placed(job, attempt, to, prefill, NEXT_BEST)
@@ -167,8 +167,8 @@ class Chooser:
         return self._placed(job, attempt, to, prefill, RULED)
 
     def _placed(self, job: Job, attempt: Attempt, to: WorkerView, prefill: WorkerView | None, reason: str) -> Attempt:
-        before, fleet = attempt.decision, self._registry.fleet(job.turn.model)
-        turn = self._with_beliefs(job, fleet, self._now())
+        before, now_s, fleet = attempt.decision, self._now(), self._registry.fleet(job.turn.model)
+        turn = self._with_beliefs(job, fleet, now_s)
         decision = Decision(
             route=route_alone(to) if prefill is None else Route.SPLIT,
             reason=reason,
@@ -179,7 +179,7 @@ class Chooser:
             qps=before.qps,
             held=turn.held.get(to.id),
         )
-        return self._attempt(job, turn, decision, attempt.asked_s)
+        return self._attempt(job, turn, decision, now_s)
 
     def left(self, job: Job, exc: BaseException) -> None:
         """The turn has ended without an answer: refused, failed, or its client has gone."""

@@ -83,6 +83,30 @@ async def test_who_was_not_even_asked_is_not_blamed() -> None:
     envoy.call.lost()
 
 
+async def test_who_serves_was_asked_after_the_first_worker() -> None:
+    """So what it does counts, also where it has recovered since the turn was sent."""
+    envoy = Envoy(proxy_of(FLEET, mode=Mode.ALWAYS_SPLIT, picker_fallbacks=1))
+    await envoy.turn(chat(stream=True))
+    state, second = envoy.proxy.state, WorkerId(named(envoy)[1])
+    state.registry.recovered(second, state.now())
+    headers = {":status": "200", "content-type": "text/event-stream", ATTEMPTS: "2"}
+    envoy.tell("response_headers", headers=headers, metadata={LB_NAMESPACE: {SERVED: second}})
+    envoy.tell("response_body", body=b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n', end_of_stream=True)
+    assert envoy.receipt.outcome == "broken"
+    assert state.health.breakers.circuits()[second].failures == 1
+
+
+async def test_the_times_that_who_serves_reports_are_behind_those_of_the_first_worker() -> None:
+    """Its first token came with its head, whose time is known; when it was asked is not."""
+    envoy, _, _ = await served(**{ATTEMPTS: "2"})
+    report = TurnReport(request_id=envoy.receipt.id, route="SPLIT", outcome="completed", status=200, ended_s=9.0)
+    envoy.reports.taken(replace(report, prompt_tokens=9, completion_tokens=3, first_token_s=5.0, last_token_s=8.0))
+    receipt = envoy.receipt
+    assert receipt.ttft_s is not None and receipt.legs[-1].first_event_s is not None
+    assert 0.0 < receipt.ttft_s <= receipt.legs[-1].first_event_s
+    assert receipt.tpot_s == pytest.approx(1.5)
+
+
 @pytest.mark.parametrize("by", ["10.9.9.9:1", P1, "garbage"])
 async def test_a_server_that_cannot_have_answered_changes_nothing(by: str) -> None:
     envoy, first, _ = await served(by=by)

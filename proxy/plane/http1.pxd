@@ -73,9 +73,11 @@ cdef class AnswerParser(Parser):
     cdef public dict headers
     cdef readonly int status
     cdef int count  # of `spans`
+    cdef int _trailer_bytes
     cdef readonly flag is_whole, is_followed, can_be_kept, lasts_until_closed
     cdef flag _is_sized
 
     cdef int parse(self, const char *data, Py_ssize_t size) except -1
     cdef bytes body(self)
+    cdef int _pass_trailer(self, size_t size) noexcept
     cdef int _found(self, const char *at, size_t size) except -1

@@ -10,6 +10,7 @@ from libc.stdlib cimport realloc
 
 cdef enum:
     SUCCESSFUL = 200  # lower statuses are informational: the real answer follows
+    TRAILERS_BYTES = 256 * 1024  # of an answer, at most: as of its head
 
 
 class NotHttp(ValueError):
@@ -223,7 +224,7 @@ cdef class AnswerParser(Parser):
 
     def next(self):
         """The bytes that follow are of the next answer."""
-        self.status, self.headers = 0, {}
+        self.status, self.headers, self._trailer_bytes = 0, {}, 0
         self.is_whole = self.is_followed = self.can_be_kept = self.lasts_until_closed = self._is_sized = False
 
     def feed(self, bytes data not None):
@@ -252,11 +253,14 @@ cdef class AnswerParser(Parser):
         return b"".join([spans[at].at[: spans[at].size] for at in range(self.count)])
 
     cdef int _line(self) except -1:
-        if not self.status:
-            self.headers[self._name] = stripped(self._value)
-            if self._name == b"content-length" or self._name == b"transfer-encoding":
-                self._is_sized = True
+        self.headers[self._name] = stripped(self._value)
+        if self._name == b"content-length" or self._name == b"transfer-encoding":
+            self._is_sized = True
         return 0
+
+    cdef int _pass_trailer(self, size_t size) noexcept:
+        self._trailer_bytes += size
+        return HPE_USER if self._trailer_bytes > TRAILERS_BYTES else 0
 
     cdef int _found(self, const char *at, size_t size) except -1:
         global spans, room
@@ -280,6 +284,16 @@ cdef int answer_begins(llhttp_t *state) noexcept:
         parser.headers = {}
         parser._is_sized = False
     return 0
+
+
+cdef int answer_field(llhttp_t *state, const char *at, size_t size) noexcept:
+    cdef AnswerParser parser = <AnswerParser>state.data
+    return parser._pass_trailer(size) if parser.status else header_field(state, at, size)
+
+
+cdef int answer_value(llhttp_t *state, const char *at, size_t size) noexcept:
+    cdef AnswerParser parser = <AnswerParser>state.data
+    return parser._pass_trailer(size) if parser.status else header_value(state, at, size)
 
 
 cdef int answer_head(llhttp_t *state) noexcept:
@@ -327,8 +341,8 @@ of_requests.on_body = request_body
 of_requests.on_message_complete = request_whole
 llhttp_settings_init(&of_answers)
 of_answers.on_message_begin = answer_begins
-of_answers.on_header_field = header_field
-of_answers.on_header_value = header_value
+of_answers.on_header_field = answer_field
+of_answers.on_header_value = answer_value
 of_answers.on_headers_complete = answer_head
 of_answers.on_body = answer_body
 of_answers.on_message_complete = answer_whole

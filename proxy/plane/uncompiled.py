@@ -8,6 +8,7 @@ import httptools
 
 _SUCCESSFUL = 200
 _BODILESS = (204, 304)
+_TRAILERS_BYTES = 256 * 1024  # of an answer, at most: as of its head
 
 
 class NotHttp(ValueError):
@@ -77,6 +78,7 @@ class AnswerParser:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.is_whole = self.is_followed = self.can_be_kept = self.lasts_until_closed = False
+        self._bodiless_bytes = 0
 
     def feed(self, data: bytes) -> bytes:
         try:
@@ -88,6 +90,9 @@ class AnswerParser:
                 raise NotHttp from None
             self.is_followed = True
         parts, self._parts = self._parts, []
+        self._bodiless_bytes = 0 if parts or not self.status else self._bodiless_bytes + len(data)
+        if self._bodiless_bytes > _TRAILERS_BYTES and not self.is_whole:  # of a line, httptools tells once it is whole
+            raise NotHttp
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def on_message_begin(self) -> None:

@@ -78,7 +78,8 @@ def cut(wire: bytes, places: list[int]) -> list[bytes]:
 
 GET = b"GET /a?b HTTP/1.1\r\nHost: p\r\n\r\n"
 POST = b"POST /v1/x HTTP/1.1\r\nHOST: p\r\nX-Odd:\t v \t\r\nX-Odd: w\r\nEmpty:\r\n"
-CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n1\r\nd\r\n0\r\nTrailer: t\r\nContent-Length: 7\r\n\r\n"
+TRAILERS = b"Trailer: t\r\nContent-Length: 7\r\n\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n1\r\nd\r\n0\r\n" + TRAILERS
 REQUESTS = [
     GET,
     POST + b"Content-Length: 4\r\n\r\nabcd",
@@ -162,6 +163,16 @@ def test_one_answer_after_another(parsers: Any) -> None:
         assert parser.is_whole and parser.can_be_kept and parser.status == 200
         parser.next()
         assert not parser.is_whole and parser.status == 0 and parser.headers == {}
+
+
+@pytest.mark.parametrize("line", [b"Trailer: %b\r\n" % (b"t" * 4000), b"t" * 4000], ids=["many lines", "one line"])
+@BOTH
+def test_trailers_are_as_long_as_a_head_at_most(parsers: Any, line: bytes) -> None:
+    for lines, failed in ((60, ""), (80, "not HTTP")):
+        start = b"" if line.endswith(b"\n") else b"Trailer: "
+        end = b"\r\n" if not start else b"\r\n\r\n"
+        said = answers(parsers, [OK + CHUNKED[: -len(TRAILERS)], start, *[line] * lines, end])
+        assert (said["body"], said["failed"], said["is_whole"]) == (b"abcd", failed, not failed)
 
 
 class Failing(Told):

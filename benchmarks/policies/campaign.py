@@ -68,7 +68,7 @@ class Campaign:
 
     def _is_done(self, found: Mapping[str, CellRecord], mode: str) -> bool:
         outcome = found.get(mode)
-        return outcome is not None and outcome.at_rate is not None and self._answers(outcome)
+        return outcome is not None and outcome.played(self.question.tpot_s) is not None and self._answers(outcome)
 
     def _answers(self, outcome: CellRecord) -> bool:
         return all(len(outcome.goodput.get(one.name, ())) >= one.seeds for one in self.method.questions)
@@ -81,7 +81,7 @@ class Campaign:
                 return replace(job, mode=mode, near=self._near(found))
         rate = common_rate(found, self.question.name, self.subject)
         for mode in self.modes_in(cell):
-            at = found[mode].at_rate
+            at = found[mode].played(self.question.tpot_s)
             if rate and (at is None or abs(at.rate / rate - 1) > 1e-9):
                 return replace(job, mode=mode, at_rate=rate)
         return None

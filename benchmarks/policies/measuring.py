@@ -185,6 +185,7 @@ class Search:
         all_turns = sum(window.all_turns for window in played)
         return AtRate(
             rate=rate,
+            tpot_s=self._method.questions[0].tpot_s,
             seeds=len(played),
             turns=len(turns),
             unfinished=sum(bool(turn.record.error) for turn in turns),

@@ -18,6 +18,7 @@ class AtRate(msgspec.Struct, frozen=True, kw_only=True):
     """A mode's figures at one rate, over the turns of all seeds. Times in s; None: no turn got so far."""
 
     rate: float
+    tpot_s: float = 0.025  # the target, by which some modes decide too; lines that lack it are of this one
     seeds: int
     turns: int
     unfinished: int
@@ -45,6 +46,10 @@ class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
     def mean(self, question: str) -> float | None:
         rates = self.goodput.get(question)
         return fmean(rates) if rates else None
+
+    def played(self, tpot_s: float) -> AtRate | None:
+        """The figures at a rate, if they are by this target."""
+        return self.at_rate if self.at_rate is not None and self.at_rate.tpot_s == tpot_s else None
 
 
 _LINE = msgspec.json.Decoder(CellRecord)

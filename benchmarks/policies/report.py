@@ -45,7 +45,12 @@ def _modes(campaign: Campaign, part: str, here: Sequence[Cell], found: Found) ->
             continue
         yield from (f"Sessions a second, {question.name} (mean of {question.seeds} seeds, spread in %):", "")
         yield from (*_goodput(here, found, question.name), "")
-    yield from (f"All modes at {COMMON_SHARE:g} x the best other mode's goodput:", "", *_at_rate(here, found), "")
+    yield from (
+        f"All modes at {COMMON_SHARE:g} x the best other mode's goodput:",
+        "",
+        *_at_rate(here, found, campaign.question.tpot_s),
+        "",
+    )
 
 
 def _figure(part: str) -> str:
@@ -169,14 +174,14 @@ def _rate(one: Standing | None, best: float) -> str:
     return f"**{text}**" if one.mean and one.mean == best else text
 
 
-def _at_rate(cells: Sequence[Cell], found: Found) -> Iterator[str]:
+def _at_rate(cells: Sequence[Cell], found: Found, tpot_s: float) -> Iterator[str]:
     yield _row(
         *("cell", "rate", "mode", "within the SLO: first", "later", "TTFT first p50 / p99", "later p50 / p99"),
         *("TPOT p50 / p99", "KV moved a turn", "computed again", "prefill / needed"),
     )
     yield "|---|---:|---" + "|---:" * 8 + "|"
     for cell in cells:
-        known = [(mode, one.at_rate) for mode, one in found[cell.name].items() if one.at_rate is not None]
+        known = [(mode, at) for mode, one in found[cell.name].items() if (at := one.played(tpot_s)) is not None]
         for mode, at in sorted(known, key=lambda one: -min(one[1].first_share, one[1].later_share)):
             yield _row(cell.name, f"{at.rate:.3g}", mode, *_figures(at))
 

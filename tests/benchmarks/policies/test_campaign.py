@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -44,7 +45,8 @@ class Instantly:
         if job.at_rate is None:
             found = msgspec.structs.replace(found, goodput={NAME: RATES[job.mode]})
         else:
-            found = msgspec.structs.replace(found, at_rate=at(job.at_rate))
+            tpot_s = job.method.questions[0].tpot_s
+            found = msgspec.structs.replace(found, at_rate=msgspec.structs.replace(at(job.at_rate), tpot_s=tpot_s))
         done = Future[CellRecord]()
         done.set_result(found)
         return done
@@ -75,6 +77,16 @@ def test_each_mode_is_searched_near_the_one_before_and_then_all_are_played_at_on
     assert kept.goodput == {NAME: (4.0, 6.0)}
     assert kept.at_rate is not None
     assert (kept.windows, kept.cpu_s) == (2, 4.0)
+
+
+def test_figures_by_another_tpot_are_no_answer_though_the_rate_is_the_same(tmp_path: Path) -> None:
+    run(campaign(tmp_path, PAIRS))
+    slow = replace(METHOD, questions=(Question(0.05, 0.9, 2),))
+    for kept in records.load(tmp_path, PAIRS.name, METHOD.name).values():
+        records.append(tmp_path, msgspec.structs.replace(kept, goodput={slow.questions[0].name: RATES[kept.mode]}))
+    again = replace(campaign(tmp_path, PAIRS), method=slow)
+    assert again.seconds_left(1) > 0.0
+    assert [job.mode for job in run(again) if job.at_rate is not None] == ["always_local", "always_split"]
 
 
 def test_rules_for_pairs_are_not_measured_on_replicas_nor_replicas_rule_on_pairs(tmp_path: Path) -> None:

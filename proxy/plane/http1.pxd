@@ -71,9 +71,9 @@ cdef Span *spans  # the parts of the body in what was parsed last, by whichever 
 
 cdef class AnswerParser(Parser):
     cdef public dict headers
-    cdef readonly int status
     cdef int count  # of `spans`
     cdef int _trailer_bytes
+    cdef readonly uint16_t status
     cdef readonly flag is_whole, is_followed, can_be_kept, lasts_until_closed
     cdef flag _is_sized
 

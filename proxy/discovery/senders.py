@@ -141,8 +141,10 @@ class Rivals:
 class HostAddresses:
     """Whether a sender is at a worker's address. Names are looked up in the background: a new one has none yet."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], most: int = ANNOUNCED_LIMIT) -> None:
+        """most: names that are known; of more the one that was looked up longest ago is forgotten."""
         self._now = now
+        self._most = most
         self._found: dict[str, tuple[Sequence[IPAddress], float]] = {}  # each until when it stands
         self._lookups: dict[str, asyncio.Task[None]] = {}
 
@@ -172,7 +174,10 @@ class HostAddresses:
         except (OSError, UnicodeError):
             answers = []
         addresses = [address for answer in answers if (address := _ip(str(answer[4][0]))) is not None]
+        self._found.pop(name, None)
         self._found[name] = (addresses, self._now() + LOOKUP_KEPT_S)
+        if len(self._found) > self._most:
+            del self._found[next(iter(self._found))]
 
 
 def _host(address: str) -> str:

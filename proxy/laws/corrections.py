@@ -191,7 +191,7 @@ class Corrections:
             if not row.learnt.is_possible:
                 continue
             if row.incarnation is None:
-                _keep(self._of_likes, (row.of, row.figure), row.learnt, LIKES_KEPT)
+                self._keep_likes((row.of, row.figure), row.learnt)
             else:
                 _keep(self._of_workers, (row.of, row.figure), (row.incarnation, row.learnt), 2 * WORKERS_KEPT)
         self.likes_changed += 1
@@ -206,10 +206,13 @@ class Corrections:
 
     def _likes(self, likes: str, figure: Figure) -> Learnt:
         learnt = self._of_likes.get((likes, figure)) or Learnt()
-        gone = _keep(self._of_likes, (likes, figure), learnt, LIKES_KEPT)
+        self._keep_likes((likes, figure), learnt)
+        return learnt
+
+    def _keep_likes(self, key: tuple[str, Figure], learnt: Learnt) -> None:
+        gone = _keep(self._of_likes, key, learnt, LIKES_KEPT)
         if gone is not None:
             self._told.pop(gone, None)
-        return learnt
 
 
 class CorrectionRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -14,6 +14,7 @@ from .lineage import digest_of
 
 NOT_A_PREFIX = "not_a_prefix"  # the prompt does not begin with the tokens of a handle
 
+MODELS_KEPT = 256
 MOST_BYTES = 64 * 1024 * 1024
 ENTRY_BYTES = 600  # of one, beside its parameters
 MARGIN_S = 10.0  # before D gives up its KV: P gives up a handle 5 s before
@@ -57,7 +58,8 @@ class Handles:
         self._most_bytes = most_bytes
         self._bytes = 0
         self.kept = OrderedDict[int, Handle]()  # the oldest first; for others to read
-        self._refused = dict[str, tuple[int, float]]()  # by model: how many in a row, and when the last one was
+        # By model: how many in a row, and when the last one was; the longest unrefused first.
+        self._refused = dict[str, tuple[int, float]]()
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -102,7 +104,10 @@ class Handles:
         if is_prefix:
             self._refused.pop(model, None)
         else:
-            self._refused[model] = self._refused.get(model, (0, 0.0))[0] + 1, self.uptime()
+            times, _ = self._refused.pop(model, (0, 0.0))
+            self._refused[model] = times + 1, self.uptime()
+            if len(self._refused) > MODELS_KEPT:
+                del self._refused[next(iter(self._refused))]
 
     def _is_good(self, handle: Handle) -> bool:
         return self.uptime() + LEAST_LEFT_S <= handle.until_s

@@ -9,7 +9,7 @@ import pytest
 
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.discovery import senders
-from ppd.proxy.discovery.senders import Owners, Senders
+from ppd.proxy.discovery.senders import HostAddresses, Owners, Senders
 from ppd.proxy.errors import FormatError
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.worker import Announcement, Role, Source, Worker, WorkerId
@@ -73,6 +73,15 @@ def test_a_worker_of_the_config_is_spoken_of_from_its_own_address_or_with_a_know
             assert bench.registry.views() == before
 
     asyncio.run(run())
+
+
+async def test_so_many_names_of_hosts_are_known_and_the_oldest_go_first(clock: FakeClock) -> None:
+    """Workers that come and go may each have one of their own."""
+    hosts = HostAddresses(clock, most=2)
+    for name in ("localhost", "LocalHost", "LOCALHOST"):
+        hosts.is_own(f"{name}:80", "127.0.0.1", looks_up=True)
+        await asyncio.gather(*hosts._lookups.values())
+    assert list(hosts._found) == ["LocalHost", "LOCALHOST"]
 
 
 async def test_the_name_of_a_workers_host_is_looked_up_meanwhile(clock: FakeClock) -> None:

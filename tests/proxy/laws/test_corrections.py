@@ -205,3 +205,14 @@ def test_what_another_process_cannot_have_learnt_is_not_taken(name: str, absurd:
     corrections.adopt([replace(row, learnt=replace(row.learnt, **{name: absurd})) for row in taught(2.5, 60).rows()])
     assert factor(corrections, 60.0) == 1.0
     assert spread(corrections, 60.0) == pytest.approx(USUAL_SPREAD)
+
+
+def test_what_was_told_of_likes_goes_with_them_also_where_another_process_has_learnt() -> None:
+    """They are named after what workers say of themselves."""
+    ours, theirs = Corrections(), Corrections()
+    for number in range(LIKES_KEPT):
+        theirs.learn(measured(2.0, likes=f"theirs {number}"), 0.0)
+    for number in range(3):
+        ours.learn(measured(2.0, likes=f"ours {number}"), 0.0)
+        ours.adopt(theirs.rows())
+    assert ours._told.keys() <= ours._of_likes.keys()

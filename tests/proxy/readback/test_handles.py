@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.kv_events.block_tokens import packed
-from ppd.proxy.readback.handles import ENTRY_BYTES, LEAST_LEFT_S, REFUSED, REFUSED_S, Handle, Handles
+from ppd.proxy.readback.handles import ENTRY_BYTES, LEAST_LEFT_S, MODELS_KEPT, REFUSED, REFUSED_S, Handle, Handles
 from ppd.proxy.readback.lineage import digest_of
 
 PROMPT = list(range(50))
@@ -86,3 +86,12 @@ def test_a_model_whose_prompts_do_not_begin_so_is_left_alone_for_a_while() -> No
     assert handles.of(7) is not None
     handles.judged("m", is_prefix=False)
     assert handles.of(7) is None, "once is enough then"
+
+
+def test_so_many_models_that_prove_none_are_known() -> None:
+    """Workers name them."""
+    handles = Handles(Time())
+    for number in range(MODELS_KEPT + 10):
+        handles.judged(f"model {number}", is_prefix=False)
+    assert len(handles._refused) == MODELS_KEPT
+    assert f"model {MODELS_KEPT + 9}" in handles._refused

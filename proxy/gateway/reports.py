@@ -45,7 +45,7 @@ class Reports:
         """elsewhere: tells the other processes; None: this is the only one."""
         self._elsewhere = elsewhere
         self._open: dict[str, _SameId] = {}  # by request id
-        self._known: dict[WorkerId, None] = {}
+        self._known: dict[WorkerId, None] = {}  # the longest unheard first
         self._ended: OrderedDict[str, tuple[str, WorkerId]] = OrderedDict()  # without a report, the oldest first
         self._taken = self._late = self._unknown = self._passed_on = 0
 
@@ -99,8 +99,10 @@ class Reports:
         worker = self._late_of(report) if turn is None else turn.worker
         if worker is None:
             return False
-        if len(self._known) < KNOWN_LIMIT:
-            self._known[worker] = None
+        self._known.pop(worker, None)
+        self._known[worker] = None
+        if len(self._known) > KNOWN_LIMIT:
+            del self._known[next(iter(self._known))]
         if turn is None:  # what the turn took is an estimate already; the worker's next one is waited for
             self._late += 1
             return True

@@ -164,8 +164,13 @@ class WorkerHealth:
 
     def forget_turns(self, worker: WorkerId, since_s: float = math.inf) -> None:
         """What this process's own turns have told of it, which no other process knows."""
-        self._spoiling.discard(worker)
-        self._moved_s = {pair: at_s for pair, at_s in self._moved_s.items() if worker not in pair or at_s >= since_s}
+        known = {view.id for view in self._registry.views()}  # others may have gone before a turn of theirs ended
+        self._spoiling = (self._spoiling & known) - {worker}
+        self._moved_s = {
+            pair: at_s
+            for pair, at_s in self._moved_s.items()
+            if (worker not in pair or at_s >= since_s) and pair[0] in known and pair[1] in known
+        }
 
     def _count(self, effect: HealthEffect, exc: LegError, worker: WorkerId, asked_s: float) -> None:
         match effect:

@@ -14,7 +14,7 @@ from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.gateway import picked_turn
 from ppd.proxy.gateway.headers import TURN
 from ppd.proxy.gateway.picking import PickerCall
-from ppd.proxy.gateway.reports import LATE_LIMIT, Reports
+from ppd.proxy.gateway.reports import KNOWN_LIMIT, LATE_LIMIT, Reports
 from ppd.proxy.gateway.server import Gateway
 from ppd.proxy.telemetry.receipts import Receipt
 from tests.proxy.gateway.envoy import D1, D2, P1, R1, Envoy, chat, mutation, proxy_of
@@ -273,3 +273,13 @@ async def test_a_report_of_a_shared_id_by_a_sidecar_that_names_no_turn_counts_fo
     assert [receipt.outcome for receipt in receipts] == ["completed"] * 2
     assert "report" not in [receipt.counts_evidence for receipt in receipts]
     assert not reports._open
+
+
+def test_sidecars_that_report_for_the_first_time_are_known_however_many_there_were() -> None:
+    reports = Reports()
+    for number in range(KNOWN_LIMIT + 1):
+        at = WorkerId(f"10.0.0.{number}:80")
+        reports.missed("earlier", "turn", at)
+        reports.taken(replace(WHOLE, request_id="earlier", turn_id="turn"))
+        assert reports.comes_from(at)
+    assert len(reports._known) == KNOWN_LIMIT

@@ -14,7 +14,7 @@ from ppd.proxy.errors import LegError
 from ppd.proxy.failures import ROWS, Cause, Failure, HealthEffect, Leg, Phase
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import WorkerView
-from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.fleet.worker import Role, Worker, WorkerId
 from ppd.proxy.health.circuit_breaker import Breakers, RetryBudget
 from ppd.proxy.health.doubts import Doubts
 from ppd.proxy.health.worker_health import OVERLOAD_S, Key, WorkerHealth, blamed, blamed_view, keys_of
@@ -289,6 +289,18 @@ def test_a_worker_that_is_gone_takes_its_pairs_along(bench: Bench, gone: str) ->
     bench.health.forget(getattr(bench, gone))
     assert bench.blocked() == {bench.d if gone == "p" else bench.p}
     assert bench.health.moved_s(bench.pair) < 0
+
+
+def test_what_a_turn_tells_of_a_worker_that_is_gone_is_not_kept_for_ever(bench: Bench) -> None:
+    """It ended after its P had left, so nothing would tell again that P is gone."""
+    split = bench.decision(Leg.DECODE)
+    bench.registry.remove(bench.p)
+    bench.health.forget(bench.p)
+    bench.begins(split, moved=True)
+    failure = LegError("", worker=bench.p, phase=Phase.STREAM, cause=Cause.RESET)
+    bench.health.failed(Leg.LOCAL, failure, replace(split, decode=split.prefill, prefill=None), bench.clock())
+    bench.health.forget(WorkerId("R:1"))  # whoever goes next
+    assert (bench.health._moved_s, bench.health._spoiling) == ({}, set())
 
 
 @pytest.mark.parametrize(("leg", "keys"), [(Leg.DECODE, 3), (Leg.LOCAL, 1), (Leg.REPLICA, 1)])

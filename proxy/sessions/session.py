@@ -150,6 +150,10 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
             return []
         return [KnownPrefix(*values) for values in _PREFIX.iter_unpack(self.packed_prefixes)]
 
+    def stored(self, turn: int) -> list[KnownPrefix]:
+        """Responses to its turns before this one that its engine has stored, the newest last."""
+        return [one for one in self.prefixes() if one.is_stored and one.turn < turn]
+
     def learn(
         self,
         output_tokens: float | None,

@@ -329,10 +329,10 @@ class SessionTable:
         self, match: SessionMatch, source: Session | None, prompt: Prompt, outcome: TurnOutcome, kept: KeptUnits
     ) -> list[KnownPrefix]:
         """Ends of its newest prompt and the reply that no unit names."""
-        prefixes: list[KnownPrefix] = []
-        chain = prompt.chain
-        if source is not None and prompt.previous_response_id is not None:  # the next may continue an older one
-            prefixes += [one for one in source.prefixes() if one.is_stored and one.turn < match.turn][-RESPONSES_KEPT:]
+        prefixes, chain = list[KnownPrefix](), prompt.chain
+        is_again = match.kind is MatchKind.RETRY and is_same(match.decode, outcome.decode)
+        if source is not None and (is_again or prompt.previous_response_id is not None):  # one may go on from those too
+            prefixes += source.stored(match.turn + is_again)[-RESPONSES_KEPT:]
         if (kept.is_blocks or not kept.count) and chain.size > 0:
             prefixes.append(KnownPrefix.at(chain.end(), match.turn, outcome.prompt_tokens, is_prompt=True))
             if outcome.reply_key is not None:

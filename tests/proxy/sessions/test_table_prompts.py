@@ -87,6 +87,15 @@ def test_a_conversation_may_go_on_from_any_of_its_newest_stored_responses(table:
     assert following == (MatchKind.NEXT, newest + 1, 15 * newest)
 
 
+@pytest.mark.parametrize("named", [{}, {"previous_response_id": "resp_1"}], ids=["first turn", "later turn"])
+def test_a_turn_that_was_asked_twice_may_go_on_from_either_response(table: SessionTable, named: dict[str, str]) -> None:
+    respond(table, "hi", "resp_1")
+    asked = [respond(table, "more", response_id, **named) for response_id in ("resp_2", "resp_3")]
+    following = respond(table, "on", "resp_4", previous_response_id="resp_2")
+    assert asked[1].kind is MatchKind.RETRY
+    assert (following.kind, following.turn) == (MatchKind.NEXT, asked[1].turn + 1)
+
+
 def test_a_fork_does_not_take_over_what_came_after_it(table: SessionTable) -> None:
     first = respond(table, "hi", "resp_1")
     for turn in (2, 3, 4):

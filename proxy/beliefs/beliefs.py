@@ -1,3 +1,4 @@
+# cython: language_level=3, annotation_typing=False, infer_types=True
 """What each worker is believed to hold of a prompt, from the turns that ran there.
 
 Each worker has a book of its cache. A turn takes room from when it is sent, touches its session's entry when the worker
@@ -19,7 +20,7 @@ from ..fleet.view import WorkerView
 from ..fleet.worker import Role, WorkerId
 from ..runtime.replicated import Replicated
 from .cache_book import CacheBook
-from .entry_places import EntryPlaces
+from .entries import Entries
 from .held import (
     MARK_BITS,
     BeliefEvidence,
@@ -56,7 +57,7 @@ class Beliefs:
         self._view = view
         self._marks_kept = min(MARKS_KEPT, MARKS_OF_SESSION * sessions)
         self._books: dict[WorkerId, CacheBook] = {}
-        self._places = EntryPlaces()  # of the entries of all books
+        self._entries = Entries()  # of all books
         self._numbered: dict[int, tuple[WorkerId, CacheBook]] = {}  # the books, in the same order
         self._numbers = count(1)
         self._closed: list[CacheBook] = []  # of engines that are gone; their numbers lead to no worker
@@ -85,19 +86,24 @@ class Beliefs:
         source = entry.source
         found: dict[WorkerId, Held] = {}  # `dict[WorkerId, Held]()` takes ten times as long
         own = _OWN_TURNS if source == entry.history else _SHARED_PREFIX
-        slots: Mapping[int, int] = {} if source is None else self._places.of(source)
         by_mark = self._longest(entry) if entry.marks or entry.points else None
-        places = {**dict.fromkeys(by_mark, 0), **slots} if by_mark else slots  # slot 0 holds nothing
-        for number, slot in sorted(places.items()) if len(places) > 1 else places.items():
+        places = dict.fromkeys(by_mark, 0) if by_mark else {}  # slot 0 holds nothing
+        entries = self._entries
+        slot = 0 if source is None else entries.first(source)
+        while slot:
+            places[entries.number(slot)] = slot
+            slot = entries.also(slot)
+        for number in sorted(places) if len(places) > 1 else places:
             if (numbered := self._numbered.get(number)) is None:
                 continue
             worker, book = numbered
             view = views.get(worker)
             if view is None or view.incarnation != book.incarnation or (observed and worker in observed):
                 continue
-            if view.worker.coordinates and not view.worker.keeps_prefixes:
+            engine = view.worker
+            if engine.coordinates and not engine.keeps_prefixes:
                 continue
-            held = book.entries.held[slot]
+            held = entries.held(places[number])
             tokens = held if held < most else most
             if by_mark and (tokens < most or not tokens) and (shared := by_mark.get(number, 0)) > tokens:
                 found[worker] = Held(shared, _SHARED_PREFIX)
@@ -160,19 +166,20 @@ class Beliefs:
         legs = self._legs.get(by)
         if legs is None:
             legs = self._legs[by] = {}
-        if leg.number in legs:
+        number, history, source = leg.number, leg.history, leg.source
+        if number in legs:
             return 0
         book = self._book(leg.worker)
-        legs[leg.number] = leg
+        legs[number] = leg
         if self.replicated is not None and by == OWN:
             self.replicated.changed(leg)
         if book is None:
             return 0
-        slot = self._places.slot(leg.history, book.number)
+        slot = book.slot(history)
         since = book.used_since(slot) if slot and by == OWN else 0
-        if leg.source is not None and (passed := book.pass_on(leg.source, leg.shared)):
-            self._passed[by, leg.number] = book.number, passed
-        book.expect(leg.history, slot, leg.tokens, leg.marks)
+        if source is not None and (passed := book.pass_on(source, leg.shared)):
+            self._passed[by, number] = book.number, passed
+        book.expect(history, slot, leg.tokens, leg.marks)
         return since
 
     def ended_leg(self, end: LegOutcome, by: int = OWN) -> None:
@@ -184,27 +191,29 @@ class Beliefs:
         if self.replicated is not None and by == OWN:
             self.replicated.changed(end)
         number = passed = 0
-        if leg.source is not None:
+        history, source = leg.history, leg.source
+        if source is not None:
             number, passed = self._passed.pop((by, end.number), (0, 0))
         book = self._book(leg.worker)
         if book is None:
             return
         if end.has_used:
-            book.begin(leg.history, leg.tokens, _with_point(book, leg) if leg.points else leg.marks)
+            book.begin(history, leg.tokens, _with_point(book, leg) if leg.points else leg.marks)
             if leg.opens:
-                self.passed(leg.history, (*leg.points, *leg.marks))
+                self.passed(history, (*leg.points, *leg.marks))
             return
-        book.withdraw(leg.history)
-        if leg.source is not None and number == book.number:
-            book.take_back(leg.source, passed)
+        book.withdraw(history)
+        if source is not None and number == book.number:
+            book.take_back(source, passed)
 
     def found(self, found: CacheFound, by: int = OWN) -> None:
         """See `CacheBook.found`."""
         if self.replicated is not None and by == OWN:
             self.replicated.changed(found)
-        book = self._book(found.where.worker, found.where.incarnation)
+        where = found.where
+        book = self._book(where.worker, where.incarnation)
         if book is not None:
-            book.found(found.since, found.where.tokens, found.cached)
+            book.found(found.since, where.tokens, found.cached)
 
     def forget(self, history: int, workers: Iterable[WorkerId | None]) -> None:
         for worker in workers:
@@ -267,13 +276,15 @@ class Beliefs:
 
     def _note_holders(self, holders: dict[int, int], key: int, most: int) -> None:
         """By their numbers, further books that have an entry of this key, and how many tokens they hold of it."""
-        numbered = self._numbered
-        for number, slot in self._places.of(key).items():
-            if number not in holders and number in numbered:
-                entries = numbered[number][1].entries
-                held = entries.held[slot]
-                if held or entries.own[slot]:  # else it is of nothing
+        entries = self._entries
+        slot = entries.first(key)
+        while slot:
+            number = entries.number(slot)
+            if number not in holders and number in self._numbered:
+                held = entries.held(slot)
+                if held or entries.own(slot):  # else it is of nothing
                     holders[number] = held if held < most else most
+            slot = entries.also(slot)
 
     def _longest(self, entry: PromptEntry) -> dict[int, int]:
         """What each book holds of the longest of the prompt's marks that it knows, by an entry of the mark or by that
@@ -302,15 +313,14 @@ class Beliefs:
             return None
         if book is None or book.incarnation != current:
             return self._open(worker, view)
-        if book.reported != view.load.kv_capacity_tokens:
-            book.report(view.load.kv_capacity_tokens)
+        book.report(view.load.kv_capacity_tokens)
         return book
 
     def _open(self, worker: WorkerId, view: WorkerView) -> CacheBook:
         """The book of an engine that is new."""
         for known in [known for known in self._books if known == worker or self._view(known) is None]:
             self._close(known)
-        book = self._books[worker] = CacheBook(view.incarnation, self._places, next(self._numbers), self._marks)
+        book = self._books[worker] = CacheBook(view.incarnation, self._entries, next(self._numbers), self._marks)
         self._numbered[book.number] = worker, book
         book.report(view.load.kv_capacity_tokens)
         for leg in [leg for legs in self._legs.values() for leg in legs.values() if leg.worker == worker]:

@@ -1,3 +1,5 @@
+# cython: language_level=3, annotation_typing=False, infer_types=True
+# cython: boundscheck=False, wraparound=False
 """One engine's prefix cache as the proxy's own turns have filled it: what was used last, and what still fits.
 
 An engine keeps whole prompts while there is room. Then it evicts the blocks that have not been used for longest, of
@@ -13,11 +15,9 @@ whole raises that a little, up to what the engine reports.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Sequence
 
-from .entries import AHEAD, USED, Entries
-from .entry_places import EntryPlaces
+from .entries import Entries
 from .held import MARK_BITS, Mark
 
 BLOCK_TOKENS = 16
@@ -34,7 +34,6 @@ LOOKED_AT = 256  # newest entries, which takes 15 us
 RECOVERY = 256  # prefixes found whole until a capacity that was believed to be 0 is as reported again
 
 _MOST = (1 << 30) - 1  # tokens of an entry
-_NO_MARKS: Mapping[int, int] = {}
 
 
 class CacheBook:
@@ -43,11 +42,12 @@ class CacheBook:
     __slots__ = (
         "_awaited",
         "_believed",
+        "_count",
         "_counted",
         "_counts",
         "_has_missed",
         "_marks",
-        "_places",
+        "ahead",
         "capacity",
         "entries",
         "evicted",
@@ -55,21 +55,24 @@ class CacheBook:
         "number",
         "reported",
         "tokens",
+        "used",
     )
 
     def __init__(
         self,
         incarnation: str,
-        places: EntryPlaces | None = None,
+        entries: Entries | None = None,
         number: int = 1,
-        marks: Mapping[int, int] = _NO_MARKS,
+        marks: dict[int, int] | None = None,
     ) -> None:
-        """places: of the entries of all books, of which this one has a number of its own. marks: see `Beliefs`."""
+        """entries: of all books, of which this one has a number of its own. marks: see `Beliefs`."""
         self.incarnation = incarnation
         self.number = number
-        self._marks = marks
-        self._places = EntryPlaces() if places is None else places
-        self.entries = Entries(self._places, number)
+        self._marks = {} if marks is None else marks
+        self.entries = Entries() if entries is None else entries
+        self.used = self.entries.open(number)  # what turns have used
+        self.ahead = self.entries.open(number)  # what turns that were sent will use
+        self._count = 0
         # By key: turns that were sent and have not used their entry yet, which may be of nothing.
         self._awaited: dict[int, int] = {}
         self.tokens = 0  # of all that is believed to be held
@@ -82,14 +85,14 @@ class CacheBook:
         self._has_missed = False  # the last answer that told something of an older turn's prefix
 
     def __len__(self) -> int:
-        return self.entries.count
+        return self._count
 
     def slot(self, key: int) -> int:
-        """Where its entry is, until the next change; 0: nowhere."""
-        return self._places.slot(key, self.number)
+        """Where its entry is, until that is removed; 0: nowhere."""
+        return self.entries.slot(key, self.number)
 
     def held(self, key: int) -> int:
-        return self.entries.held[self._places.slot(key, self.number)]
+        return self.entries.held(self.entries.slot(key, self.number))
 
     def used_since(self, slot: int) -> int:
         """Tokens of what was used after this entry; 0 if it holds nothing.
@@ -97,17 +100,25 @@ class CacheBook:
         Of all others, where that would take long to count, or nothing is about to be evicted.
         """
         entries = self.entries
-        if not entries.held[slot]:
+        if not entries.held(slot):
             return 0
-        own = entries.own
-        others = self.tokens - own[slot]
+        others = self.tokens - entries.own(slot)
         if 2 * self.tokens < self.capacity or not self.reported:
             return others
-        since = 0
-        for newer in islice(entries.newest_first(AHEAD, USED), LOOKED_AT):
+        since, left, end = 0, LOOKED_AT, self.ahead
+        newer = entries.newest(end)
+        while left:
             if newer == slot:
                 return since
-            since += own[newer]
+            if newer != end:
+                since += entries.own(newer)
+                left -= 1
+                newer = entries.older(newer)
+            elif end == self.used:
+                break
+            else:
+                end = self.used
+                newer = entries.newest(end)
         return others
 
     def room(self) -> float:
@@ -117,18 +128,37 @@ class CacheBook:
 
     def oldest(self, most: int) -> list[tuple[int, int]]:
         """Keys of what no turn uses, in the order in which they will be evicted, and the tokens that go with each."""
-        keys, own = self.entries.keys, self.entries.own
-        return [(keys[slot], own[slot]) for slot in islice(self.entries.oldest_first(USED), most)]
+        entries = self.entries
+        found: list[tuple[int, int]] = []
+        slot = entries.oldest(self.used)
+        while slot != self.used and len(found) < most:
+            found.append((entries.key(slot), entries.own(slot)))
+            slot = entries.newer(slot)
+        return found
 
     def newest(self, most: int) -> list[int]:
         """Keys of what no turn uses, and was used last."""
-        keys = self.entries.keys
-        return [keys[slot] for slot in islice(self.entries.newest_first(USED), most)]
+        entries = self.entries
+        found: list[int] = []
+        slot = entries.newest(self.used)
+        while slot != self.used and len(found) < most:
+            found.append(entries.key(slot))
+            slot = entries.older(slot)
+        return found
 
     def clear(self, most: int) -> bool:
-        """Some of what an engine held that is gone; whether that was all."""
-        self.entries.remove_some(most)
-        return not self.entries.count
+        """Some of what an engine held that is gone; whether that was all, and it may be told of nothing more."""
+        for end in (self.used, self.ahead):
+            for _ in range(most):
+                slot = self.entries.oldest(end)
+                if slot == end:
+                    break
+                self._remove(slot)
+        if self._count:
+            return False
+        self.entries.close(self.used)
+        self.entries.close(self.ahead)
+        return True
 
     @property
     def lessons(self) -> tuple[int, int, bool]:
@@ -157,7 +187,7 @@ class CacheBook:
 
         marks: of the prompt, shortest first.
         """
-        self._enter(history, self._places.slot(history, self.number), tokens, tokens, marks, self._marks)
+        self._enter(history, self.entries.slot(history, self.number), tokens, tokens, marks, self._marks)
 
     def expect(self, history: int, slot: int, tokens: int, marks: Sequence[Mark] = ()) -> None:
         """A turn was sent that will use this prefix, and have so many tokens, before turns that are sent later.
@@ -169,13 +199,13 @@ class CacheBook:
         entries, awaited = self.entries, self._awaited.get(history, 0)
         self._awaited[history] = awaited + 1
         if not slot:
-            slot = entries.add(history, AHEAD)
+            slot = self._add(history, self.ahead)
         elif not awaited:
-            entries.renew(slot, AHEAD)
-        held = entries.held[slot]
+            entries.renew(slot, self.ahead)
+        held = entries.held(slot)
         if self._believed and 2 * held < tokens:  # no LOCAL turn comes for so little, whose answer could raise it
             self._raise(self.reported // RECOVERY)
-        self._enter(history, slot, held, held if held > tokens else tokens, marks, _NO_MARKS)
+        self._enter(history, slot, held, held if held > tokens else tokens, marks, None)
 
     def pass_on(self, key: int, tokens: int) -> int:
         """A newer entry begins with so many tokens of this one, which count there from here on.
@@ -183,44 +213,44 @@ class CacheBook:
         What `take_back` takes: those that counted here, as its beginning may count elsewhere.
         """
         entries, slot = self.entries, self.slot(key)
-        own = entries.own[slot]
-        passed = min(own, max(0, tokens - max(0, entries.held[slot] - own)))
+        own = entries.own(slot)
+        passed = min(own, max(0, tokens - max(0, entries.held(slot) - own)))
         self.tokens -= passed
-        entries.own[slot] = own - passed
+        entries.set(slot, entries.held(slot), own - passed)
         return passed
 
     def take_back(self, key: int, passed: int) -> None:
         """That newer entry came to nothing."""
         entries, slot = self.entries, self.slot(key)
-        own = entries.own[slot]
-        whole = min(max(own, entries.held[slot]), own + passed)
+        own = entries.own(slot)
+        whole = min(max(own, entries.held(slot)), own + passed)
         self.tokens += whole - own
-        entries.own[slot] = whole
+        entries.set(slot, entries.held(slot), whole)
         self._shrink()
 
     def begin(self, history: int, tokens: int, marks: Sequence[Mark] = ()) -> None:
         """A turn that was expected uses its prefix now. The engine may hold more of it than this turn has, and then
         keeps it."""
-        slot = self._places.slot(history, self.number)
+        slot = self.entries.slot(history, self.number)
         if self._awaited:
             self._has_come(history)
-        held = self.entries.held[slot]
+        held = self.entries.held(slot)
         held = held if held > tokens else tokens
         self._enter(history, slot, held, held, marks, self._marks)
 
     def withdraw(self, key: int) -> None:
         """A turn that was expected does not come."""
         entries, slot = self.entries, self.slot(key)
-        held, room = entries.held[slot], entries.own[slot]
+        held, room = entries.held(slot), entries.own(slot)
         if self._has_come(key):
             if not held and not room:
-                entries.remove(slot)
+                self._remove(slot)
                 return
-            entries.renew(slot, USED)
+            entries.renew(slot, self.used)
         if room > held:
             self.tokens -= room - held
             if held:
-                entries.own[slot] = held
+                entries.set(slot, held, held)
             else:
                 self._empty(slot)
 
@@ -228,7 +258,7 @@ class CacheBook:
         """Nobody will ask for it again. Where the capacity is known it goes on taking room, as in the engine."""
         slot = 0 if self.reported else self.slot(key)
         if slot:
-            self.tokens -= self.entries.own[slot]
+            self.tokens -= self.entries.own(slot)
             self._empty(slot)
 
     def found(self, since: int, held: int, cached: int) -> None:
@@ -286,45 +316,57 @@ class CacheBook:
         return awaited == 1
 
     def _enter(
-        self, history: int, slot: int, held: int, room: int, marks: Sequence[Mark], passed: Mapping[int, int]
+        self, history: int, slot: int, held: int, room: int, marks: Sequence[Mark], passed: dict[int, int] | None
     ) -> None:
         """Gives a prefix its room, each beginning of it that is shared in an entry of its own: see `is_shared`.
 
         held: of the room; passed: marks, as `Beliefs` has them.
         """
-        key = history
-        for mark in reversed(marks) if marks else ():
+        entries, key, at = self.entries, history, len(marks)
+        while at:
+            at -= 1
+            mark = marks[at]
             tokens = mark.tokens
             if tokens < room:
-                at, own = self._places.slot(mark.key, self.number), history << MARK_BITS
-                if self.entries.held[at] or passed.get(mark.key, own) >> MARK_BITS != history:
+                mark_key = mark.key
+                mark_slot = entries.slot(mark_key, self.number)
+                known = None if passed is None else passed.get(mark_key)
+                if entries.held(mark_slot) or (known is not None and known >> MARK_BITS != history):
                     self._put(key, slot, held, room - tokens)
-                    key, slot, held, room = mark.key, at, tokens, tokens
+                    key, slot, held, room = mark_key, mark_slot, tokens, tokens
         self._put(key, slot, held, room)  # the shortest beginning comes last: it is evicted last
-        if self.tokens > self.capacity > 0 or self.entries.count > ENTRIES_KEPT:
+        if self.tokens > self.capacity > 0 or self._count > ENTRIES_KEPT:
             self._shrink()
 
     def _put(self, key: int, slot: int, held: int, own: int) -> None:
         """Makes an entry the newest, with so many tokens held and as its own; slot: where it is, 0 for a new one."""
         entries = self.entries
         if not slot:
-            slot = entries.add(key, USED)
+            slot = self._add(key, self.used)
         elif key not in self._awaited:
-            entries.renew(slot, USED)
+            entries.renew(slot, self.used)
         own = own if own < _MOST else _MOST
-        self.tokens += own - entries.own[slot]
-        entries.held[slot], entries.own[slot] = held if held < _MOST else _MOST, own
+        self.tokens += own - entries.own(slot)
+        entries.set(slot, held if held < _MOST else _MOST, own)
 
     def _empty(self, slot: int) -> None:
-        entries = self.entries
-        if entries.keys[slot] in self._awaited:
-            entries.held[slot] = entries.own[slot] = 0
+        if self.entries.key(slot) in self._awaited:
+            self.entries.set(slot, 0, 0)
         else:
-            entries.remove(slot)
+            self._remove(slot)
+
+    def _add(self, key: int, end: int) -> int:
+        slot = self.entries.add(key, end)
+        self._count += 1
+        return slot
+
+    def _remove(self, slot: int) -> None:
+        self.entries.remove(slot)
+        self._count -= 1
 
     def _shrink(self) -> None:
         over = self.tokens - self.capacity if self.capacity else 0
-        surplus = self.entries.count - ENTRIES_KEPT
+        surplus = self._count - ENTRIES_KEPT
         if surplus > 0:
             surplus += ENTRIES_KEPT // 8  # the next ones have room
         if over > 0 or surplus > 0:
@@ -332,20 +374,24 @@ class CacheBook:
 
     def _evict(self, over: int, surplus: int) -> None:
         """At least so many tokens, and so many entries."""
-        entries = self.entries
-        held, owns = entries.held, entries.own
-        for end in (USED, AHEAD):
-            for slot in entries.oldest_first(end):
-                if over <= 0 and surplus <= 0:
+        entries, end = self.entries, self.used
+        slot = entries.oldest(end)
+        while over > 0 or surplus > 0:
+            if slot == end:
+                if end == self.ahead:
                     return
-                own = owns[slot]
-                going = own if surplus > 0 else min(own, over)
-                self.tokens -= going
-                self.evicted += going
-                over -= going
-                if going < own:
-                    held[slot] -= min(going, held[slot])
-                    owns[slot] = own - going
-                else:
-                    surplus -= 1
-                    self._empty(slot)
+                end = self.ahead
+                slot = entries.oldest(end)
+                continue
+            following = entries.newer(slot)
+            own, held = entries.own(slot), entries.held(slot)
+            going = own if surplus > 0 or own < over else over
+            self.tokens -= going
+            self.evicted += going
+            over -= going
+            if going < own:
+                entries.set(slot, held - going if held > going else 0, own - going)
+            else:
+                surplus -= 1
+                self._empty(slot)
+            slot = following

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
 from ..fleet.worker import WorkerId
 
+Tokens = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]  # as far as other processes may tell of them
 MARK_BITS = 30  # for the tokens of a mark, where they are kept with the history that passed it
 
 
@@ -38,14 +40,14 @@ class Residency(msgspec.Struct, frozen=True, gc=False):
 
     worker: WorkerId
     incarnation: str  # of the worker at that time; if it has another one now, its cache is gone
-    tokens: int
+    tokens: Tokens
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A point of a prompt up to which other sessions may be the same."""
 
     key: int  # of the chain; names everything before the point
-    tokens: int
+    tokens: Tokens
 
 
 class SentLeg(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="leg"):
@@ -54,12 +56,12 @@ class SentLeg(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="leg")
     number: int  # among the legs of its process
     worker: WorkerId
     history: int
-    tokens: int  # of the prompt, an estimate
+    tokens: Tokens  # of the prompt, an estimate
     marks: Sequence[Mark] = ()  # shortest first
     points: Sequence[Mark] = ()  # as of its `PromptEntry`
     opens: bool = False  # it opens its session, and what begins like that may come as soon as it is answered
     source: int | None = None  # the history that it branches from
-    shared: int = 0  # tokens that it begins with of that
+    shared: Tokens = 0  # tokens that it begins with of that
 
 
 class LegOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="leg-ended"):
@@ -71,8 +73,8 @@ class CacheFound(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="ca
     """An answer says how much of a prefix its worker had cached."""
 
     where: Residency  # as it was believed
-    since: int  # tokens that were used there since, when the turn was sent
-    cached: int
+    since: Tokens  # tokens that were used there since, when the turn was sent
+    cached: Tokens
 
 
 BookNews = SentLeg | LegOutcome | CacheFound
@@ -84,8 +86,8 @@ class BookLessons(msgspec.Struct, frozen=True, array_like=True):
 
     worker: WorkerId
     incarnation: str
-    believed: int
-    counts: int
+    believed: Tokens
+    counts: Tokens
     has_missed: bool
 
 

@@ -1,3 +1,4 @@
+# cython: language_level=3, annotation_typing=False, infer_types=True
 """What one attempt at a turn tells the books of its workers, as its legs go on."""
 
 from __future__ import annotations

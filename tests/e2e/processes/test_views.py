@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ppd.proxy.beliefs.entries import USED
 from ppd.proxy.config import Mode
 from tests.support.processes import ProxyGroup, proxy_group
 from tests.support.proxy import ProxyClient
@@ -238,7 +237,7 @@ def books(group: ProxyGroup) -> list[dict[str, list[int]]]:
     """By proxy and worker: tokens of the entries in its book of that worker, used longest ago first."""
     return [
         {
-            view.name: [book.entries.held[slot] for slot in book.entries.oldest_first(USED)]
+            view.name: [book.held(key) for key, _ in book.oldest(1 << 20)]
             for view in one.proxy.state.registry.views()
             if (book := one.proxy.state.beliefs._books.get(view.id)) is not None
         }

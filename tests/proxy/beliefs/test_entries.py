@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from ppd.proxy.beliefs import cache_book
 from ppd.proxy.beliefs.beliefs import Beliefs
-from ppd.proxy.beliefs.entries import AHEAD, GROWTH, USED, Entries
-from ppd.proxy.beliefs.entry_places import EntryPlaces
+from ppd.proxy.beliefs.entries import GROWTH, Entries
 from ppd.proxy.beliefs.held import BeliefEvidence, Held, LegOutcome, Mark, PromptEntry, Residency, SentLeg
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Load, Role, Worker, WorkerId
+from tests.proxy.beliefs.uncompiled import uncompiled_beliefs
 
 OWN, SHARED = BeliefEvidence.OWN_TURNS, BeliefEvidence.SHARED_PREFIX
 MARKS = tuple(Mark(100 + number, 150 * number) for number in (1, 2, 3))
@@ -80,7 +80,7 @@ class Histories:
             known = self.beliefs._marks.get(mark.key)
             for key, most in () if known is None else ((mark.key, 1 << 30), (known >> 30, known & (1 << 30) - 1)):
                 slot = book.slot(key)
-                if slot and (book.entries.held[slot] or book.entries.own[slot]):
+                if slot and (book.entries.held(slot) or book.entries.own(slot)):
                     return int(min(book.held(key), most))
         return 0
 
@@ -102,14 +102,33 @@ def test_who_holds_a_prompt_is_what_a_walk_through_all_books_finds(
             entry = PromptEntry(history, source, MARKS)
             held = beliefs.held(known.views, entry, 1 << 40)
             assert list(held.items()) == list(known.walked(entry).items()), "in the order of the books, too"
-    places, books = beliefs._places, beliefs._books.values()
-    for _ in range(len(beliefs._closed)):  # none has more entries than this takes at once
+    entries, books = beliefs._entries, beliefs._books.values()
+    while beliefs._closed:
         beliefs.ended(0, [Residency(WorkerId("w0"), known.views[WorkerId("w0")].incarnation, 5)], ())
-    assert sum(len(places.of(key)) for key in places._places) == sum(map(len, books)), "none outlives its entry"
+    places = [slots_of(entries, key) for key in (*range(6), *(mark.key for mark in MARKS))]
+    assert sum(map(len, places)) == sum(map(len, books)), "none outlives its entry"
     for book in books:
-        entries = book.entries
-        slots = list(entries.newest_first(AHEAD, USED))
-        assert [places.slot(entries.keys[slot], book.number) for slot in slots] == slots
+        slots = [slot for end in (book.ahead, book.used) for slot in listed(entries, end)]
+        assert len(slots) == len(book)
+        assert [entries.slot(entries.key(slot), book.number) for slot in slots] == slots
+
+
+def slots_of(entries: Entries, key: int) -> dict[int, int]:
+    """By the numbers of the books."""
+    found, slot = {}, entries.first(key)
+    while slot:
+        found[entries.number(slot)] = slot
+        slot = entries.also(slot)
+    return found
+
+
+def listed(entries: Entries, end: int) -> list[int]:
+    """The slots of a list, used longest ago first."""
+    found, slot = [], entries.oldest(end)
+    while slot != end:
+        found.append(slot)
+        slot = entries.newer(slot)
+    return found
 
 
 class Unwalked(dict[Any, Any]):
@@ -121,7 +140,7 @@ class Unwalked(dict[Any, Any]):
 
 def test_who_holds_a_prompt_takes_no_walk_through_the_fleet() -> None:
     views = fleet(1000, 10_000)
-    beliefs = Beliefs(views.get)
+    beliefs = uncompiled_beliefs()["beliefs"].Beliefs(views.get)  # a class of C takes plain dicts alone
     for number, worker in enumerate(views):
         beliefs.ended(number, [Residency(worker, "0", 500)], ())
     beliefs._books = Unwalked(beliefs._books)
@@ -131,25 +150,40 @@ def test_who_holds_a_prompt_takes_no_walk_through_the_fleet() -> None:
 
 @pytest.mark.parametrize("books", [1, 2, 4, 5, 300])
 def test_a_key_has_one_place_in_each_book(books: int) -> None:
-    places = EntryPlaces()
-    for number in range(1, books + 1):
-        places.add(7, number, 1000 + number)
-    assert dict(places.of(7)) == {number: 1000 + number for number in range(1, books + 1)}
-    for number in range(1, books + 1):
-        assert (places.slot(7, number), places.slot(7, books + 1), places.slot(8, number)) == (1000 + number, 0, 0)
-        places.remove(7, number)
-        assert (places.slot(7, number), len(places.of(7))) == (0, books - number)
-    assert not len(places)
+    entries = Entries()
+    ends = [entries.open(number) for number in range(1, books + 1)]
+    slots = {number: entries.add(7, end) for number, end in enumerate(ends, start=1)}
+    assert slots_of(entries, 7) == slots
+    for number, slot in sorted(slots.items(), key=lambda item: item[0] * 7 % books):  # in no order
+        assert (entries.slot(7, number), entries.slot(7, books + 1), entries.slot(8, number)) == (slot, 0, 0)
+        entries.remove(slot)
+        del slots[number]
+        assert slots_of(entries, 7) == slots
+    assert not len(entries)
 
 
 def test_slots_are_made_as_they_are_needed_and_free_ones_are_used_again() -> None:
-    entries = Entries(EntryPlaces(), 1)
-    slots = [entries.add(key, USED) for key in range(100, 140)]
-    assert sorted(slots) == list(range(2, 42)), "the first two begin the lists"
+    entries = Entries()
+    used, ahead = entries.open(1), entries.open(1)
+    slots = [entries.add(key, used) for key in range(100, 140)]
+    assert sorted(slots) == list(range(3, 43)), "nowhere and the two lists are before them"
     for slot in slots[:30]:
         entries.remove(slot)
-    again = [entries.add(key, AHEAD) for key in range(200, 230)]
+    again = [entries.add(key, ahead) for key in range(200, 230)]
     assert sorted(again) == sorted(slots[:30])
-    assert [entries.keys[slot] for slot in entries.oldest_first(USED)] == list(range(130, 140))
-    assert [entries.keys[slot] for slot in entries.oldest_first(AHEAD)] == list(range(200, 230))
-    assert len(entries.keys) <= 40 + 2 + GROWTH
+    assert [entries.key(slot) for slot in listed(entries, used)] == list(range(130, 140))
+    assert [entries.key(slot) for slot in listed(entries, ahead)] == list(range(200, 230))
+    for slot in again:
+        entries.remove(slot)
+    entries.close(ahead)
+    assert entries.open(2) == ahead
+
+
+def test_a_key_of_more_than_64_bits_takes_no_slot() -> None:
+    entries = Entries()
+    end = entries.open(1)
+    for key in (-1, 1 << 64):
+        with pytest.raises(OverflowError):
+            entries.add(key, end)
+    assert entries.add((1 << 64) - 1, end) == 2 <= GROWTH
+    assert listed(entries, end) == [2]

@@ -3,8 +3,8 @@
     python -m benchmarks.policies.shares --data DATA
 
 The rate is 0.9 x the best other mode's goodput at 90 %, by the records in --out, as in the tables of policies.md. The
-mode is played at it on each usual cell, there with P that answer, and on one engine that is as fast as the whole fleet.
-`shares.md` in --out has the table.
+mode is played at it on each usual cell, there with P that answer, both once more on engines that cap what a step computes
+of a long prompt, and on one engine that is as fast as the whole fleet. `shares.md` in --out has the table.
 """
 
 from __future__ import annotations
@@ -21,10 +21,16 @@ from .cells import PARTS, Cell
 from .executors import Executor, ProcessPool
 from .measuring import MeasureJob, Method
 from .records import AtRate
-from .variants import POOLED, PREFILLS_ANSWER, USUAL
+from .variants import LONG_PREFILLS, LONG_PREFILLS_ANSWER, POOLED, PREFILLS_ANSWER, USUAL
 
 OUT = Path("benchmarks/results/policies")
-COLUMNS = {USUAL: "as it is", PREFILLS_ANSWER: "P answer", POOLED: "one engine"}
+COLUMNS = {
+    USUAL: "as it is",
+    PREFILLS_ANSWER: "P answer",
+    LONG_PREFILLS: "capped",
+    LONG_PREFILLS_ANSWER: "capped, P answer",
+    POOLED: "one engine",
+}
 HEAD = ("cell", "rate", *(f"{text}: first, later; prefill / needed" for text in COLUMNS.values()))
 
 
@@ -63,7 +69,7 @@ def measured(cells: Sequence[Cell], mode: str, method: Method, folder: Path, exe
 
 
 def _variants(cell: Cell) -> list[Cell]:
-    known = {cell, *PARTS["answering"], *PARTS["pooled"]}
+    known = {cell, *PARTS["answering"], *PARTS["long-prefills"], *PARTS["pooled"]}
     return [one for one in (Cell(cell.trace, cell.fleet, variant) for variant in COLUMNS) if one in known]
 
 

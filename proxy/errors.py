@@ -41,6 +41,7 @@ _ANTHROPIC_KINDS = {
     504: "timeout_error",
 }
 _NO_MODEL = re.compile(r"The model `.{1,256}` does not exist")  # vLLM on Messages, which has no `param`
+_RESPONSE_PARAMS = ("response_id", "previous_response_id")  # what vLLM's 404, and OpenAI's, names
 TOO_MANY = 429
 OVERLOAD = (TOO_MANY, 503)  # statuses by which a worker says that it is busy, not broken
 WORKERS_LOST = "workers_lost"  # the code of a turn that has ended the connections of several workers
@@ -202,7 +203,7 @@ class LegError(PPDError):
 
         What an engine says of itself (5xx) stays inside, as it may name other workers.
         """
-        if self.cause not in (Cause.REQUEST, Cause.UNKNOWN_MODEL):
+        if self.cause not in (Cause.REQUEST, Cause.UNKNOWN_MODEL, Cause.UNKNOWN_RESPONSE):
             return False
         try:
             return "error" in msgspec.json.decode(self.body.decode(), type=dict[str, msgspec.Raw])
@@ -217,8 +218,8 @@ def refusal(status: int, body: bytes, *, worker: str, phase: Phase, retry_after_
     if status in OVERLOAD:
         cause, seen = Cause.OVERLOADED, status
     elif 400 <= status < 500 or status == LOOP:
-        lacks_model = status == 404 and phase is Phase.HEADERS and _lacks_model(body)
-        cause, seen = Cause.UNKNOWN_MODEL if lacks_model else Cause.REQUEST, status
+        lacks = _lacks(body) if status == 404 and phase is Phase.HEADERS else None
+        cause, seen = lacks or Cause.REQUEST, status
     message = f"the worker answered {status}"
     return LegError(
         message, worker=worker, phase=phase, cause=cause, status=seen, body=body, retry_after_s=retry_after_s
@@ -236,15 +237,17 @@ def _in_openais_shape(body: bytes) -> bytes:
     return msgspec.json.encode({"error": flat})
 
 
-def _lacks_model(body: bytes) -> bool:
-    """Whether a 404 says that the model is not there: in vLLM's shape, or in OpenAI's."""
+def _lacks(body: bytes) -> Cause | None:
+    """What a 404 says that is not there, in vLLM's shape or in OpenAI's; None: something else than these."""
     try:
         error = msgspec.json.decode(body, type=_Words).error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return not isinstance(error, str) and (
-        error.param == "model" or error.code == "model_not_found" or _NO_MODEL.match(error.message) is not None
-    )
+        return None
+    if isinstance(error, str):
+        return None
+    if error.param == "model" or error.code == "model_not_found" or _NO_MODEL.match(error.message) is not None:
+        return Cause.UNKNOWN_MODEL
+    return Cause.UNKNOWN_RESPONSE if error.param in _RESPONSE_PARAMS else None
 
 
 def comes_back(exc: PPDError) -> dict[str, str]:

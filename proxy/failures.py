@@ -38,6 +38,7 @@ class Cause(StrEnum):
     TIMEOUT = "timeout"
     REQUEST = "4xx"  # the request's own fault, whichever worker is asked; also 508, a loop of proxies
     UNKNOWN_MODEL = "unknown_model"  # 404: the worker has unloaded what it had listed, as an adapter
+    UNKNOWN_RESPONSE = "unknown_response"  # 404: another engine has stored the response that the request goes on from
     OVERLOADED = "overloaded"  # 429 or 503
     SERVER = "5xx"
     MALFORMED = "malformed"  # not HTTP, not JSON, empty, or aborted by the engine before its first token
@@ -51,7 +52,9 @@ class Cause(StrEnum):
 
 
 class ClientGets(StrEnum):
-    ANOTHER = "another worker, by the rules below; with none left 502, after a time-out 504, of no such model 404"
+    ANOTHER = (
+        "another worker, by the rules below; with none left 502, after a time-out 504, of no such model or response 404"
+    )
     AFRESH = "the answer: the same P is asked again, then another; D computes alone after `attempts`, or without budget"
     ANOTHER_OR_QUEUE = "another worker, then the queue, then 503, or 429 if all say so, with Retry-After"
     RELAYED = "the worker's own error, unchanged; only its status if it names a worker"
@@ -122,6 +125,7 @@ Failure = tuple[Leg, Phase, Cause]
 _EVERY, _P, _D, _ALONE = tuple(Leg), (Leg.PREFILL,), (Leg.DECODE,), (Leg.LOCAL, Leg.REPLICA)
 _QUEUE, _CONNECT, _SENT, _HEADERS, _FIRST, _STREAM, _AFTER = ((phase,) for phase in Phase)
 _ASKED = _SENT + _HEADERS
+_UNKNOWN = (Cause.UNKNOWN_MODEL, Cause.UNKNOWN_RESPONSE)
 _UNSEEN = _CONNECT + _ASKED + _FIRST  # the client has had no byte
 _Where = tuple[tuple[Leg, ...], tuple[Phase, ...], tuple[Cause, ...]]
 
@@ -156,7 +160,7 @@ def _prefill_rows() -> Iterator[FailureRule]:
     yield _row((_P, _HEADERS, (Cause.SERVER,)), c.ANOTHER, o.NOT_ASKED, h.NONE, s.COUNTED)
     yield _row((_P, _HEADERS + _FIRST, (Cause.OVERLOADED,)), c.ANOTHER, o.NOT_ASKED, h.NONE, s.PASSED_OVER)
     yield _row((_P, _HEADERS + _FIRST, (Cause.REQUEST,)), c.RELAYED, o.NOT_ASKED)
-    yield _row((_P, _HEADERS, (Cause.UNKNOWN_MODEL,)), c.ANOTHER, o.NOT_ASKED)
+    yield _row((_P, _HEADERS, _UNKNOWN), c.ANOTHER, o.NOT_ASKED)
     yield _row((_P, _FIRST, (Cause.MALFORMED, Cause.ERROR_EVENT)), c.ANOTHER, o.NOT_ASKED, h.NONE, s.COUNTED)
     yield _row((_P, _FIRST, (Cause.NO_HANDOFF,)), c.GOES_ON, o.ASKED)
     yield _row((_P, _CONNECT + _ASKED, (Cause.WORKER_GONE,)), c.ANOTHER, o.NOT_ASKED, h.NONE, s.OPENED, r.FALLS)
@@ -181,7 +185,7 @@ def _decode_rows() -> Iterator[FailureRule]:  # before the client's first byte
     # A D that refuses a request tells P that its blocks are free, so no other D may read them.
     yield _row((_D, _HEADERS + _FIRST, (Cause.OVERLOADED,)), c.ANOTHER_OR_QUEUE, o.REDONE, h.LEFT, s.PASSED_OVER)
     yield _row((_D, _HEADERS + _FIRST, (Cause.REQUEST,)), c.RELAYED, o.DONE, h.LEFT)
-    yield _row((_D, _HEADERS, (Cause.UNKNOWN_MODEL,)), c.ANOTHER, o.REDONE, h.LEFT)
+    yield _row((_D, _HEADERS, _UNKNOWN), c.ANOTHER, o.REDONE, h.LEFT)
     yield _row((_D, _FIRST, (Cause.MALFORMED,)), c.ANOTHER, o.REDONE, h.LEFT, s.COUNTED)
     yield _row((_D, _ASKED, (Cause.WORKER_GONE,)), c.ANOTHER, o.REDONE, h.LEFT, s.OPENED, r.FALLS)
     yield _row((_D, _UNSEEN, (Cause.CLIENT_GONE,)), c.NOTHING, o.DONE, h.TAKEN)
@@ -198,7 +202,7 @@ def _single_leg_rows() -> Iterator[FailureRule]:  # before the client's first by
     yield _row((_ALONE, _HEADERS, (Cause.SERVER,)), c.ANOTHER, o.NONE, h.NONE, s.COUNTED)
     yield _row((_ALONE, _HEADERS + _FIRST, (Cause.OVERLOADED,)), c.ANOTHER_OR_QUEUE, o.NONE, h.NONE, s.PASSED_OVER)
     yield _row((_ALONE, _HEADERS + _FIRST, (Cause.REQUEST,)), c.RELAYED)
-    yield _row((_ALONE, _HEADERS, (Cause.UNKNOWN_MODEL,)), c.ANOTHER)
+    yield _row((_ALONE, _HEADERS, _UNKNOWN), c.ANOTHER)
     yield _row((_ALONE, _FIRST, wrong), c.ANOTHER, o.NONE, h.NONE, s.COUNTED)
     yield _row((_ALONE, _ASKED, (Cause.WORKER_GONE,)), c.ANOTHER, o.NONE, h.NONE, s.OPENED, r.FALLS)
     yield _row((_ALONE, _UNSEEN, (Cause.CLIENT_GONE,)), c.NOTHING)

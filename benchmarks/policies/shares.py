@@ -3,8 +3,8 @@
     python -m benchmarks.policies.shares --data DATA
 
 The rate is 0.9 x the best other mode's goodput at 90 %, by the records in --out, as in the tables of policies.md. The
-mode is played at it on each usual cell, there with P that answer, both once more on engines that cap what a step computes
-of a long prompt, and on one engine that is as fast as the whole fleet. `shares.md` in --out has the table.
+mode is played at it on each usual cell, there with P that answer, both once more on engines that cap what a step
+computes of a long prompt, and on one engine that is as fast as the whole fleet. `shares.md` in --out has the table.
 """
 
 from __future__ import annotations

@@ -257,6 +257,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 MOST_ASKED = 2  # requests of one turn to one worker
+_ENDS_WITH_THE_FLEET = (Cause.OVERLOADED, Cause.UNKNOWN_MODEL, Cause.UNKNOWN_RESPONSE)  # all may be asked
 
 
 @dataclass(slots=True)
@@ -342,7 +343,8 @@ class FailedAttempts:
             return False
         is_death = row.health is HealthEffect.OPENED  # for which the breaker has paid
         is_unreached = exc.phase is Phase.CONNECT and (is_death or leg is not Leg.PREFILL)
-        self.owes_retry = not is_death and not is_unreached
+        # An engine that has not stored a response has computed nothing; after a restart every turn may meet some.
+        self.owes_retry = not (is_death or is_unreached or exc.cause is Cause.UNKNOWN_RESPONSE)
         self.is_moved |= is_death and not is_unreached
         if exc.cause is Cause.OVERLOADED:
             self.refusals.append(exc)
@@ -352,7 +354,7 @@ class FailedAttempts:
             return True
         if leg is Leg.PREFILL or isinstance(key, tuple):
             self.handing_over += 1
-        elif exc.cause not in (Cause.OVERLOADED, Cause.UNKNOWN_MODEL):  # which ends with those that list the model
+        elif exc.cause not in _ENDS_WITH_THE_FLEET:
             self.answering += 1
         return self.answering < self.limit
 

@@ -90,7 +90,7 @@ class Router:
                 may = failed.may_try_again(attempt, exc, row)
                 if is_loss(exc) and self._is_poisoned(job.request, attempt, exc):
                     raise workers_lost(exc) from exc
-                if not may:
+                if not may or _has_lost_response(exc, job):
                     raise failed.error() from None
             except BaseException:
                 health.left(decision, attempt.asked_s)
@@ -143,3 +143,9 @@ class Router:
         if attempt.legs is not None and attempt.legs.state is LegsState.UNTAKEN:
             self._dispatcher.release(attempt)
         return row
+
+
+def _has_lost_response(exc: LegError, job: Job) -> bool:
+    """Whether the very worker that has stored the response says that it has not: then no other has it."""
+    is_unknown = job.turn.stored_response and exc.cause is Cause.UNKNOWN_RESPONSE
+    return is_unknown and exc.worker == job.turn.decode

@@ -44,11 +44,16 @@ NO_MODEL = (
 )
 
 
+NO_RESPONSE = b'{"error":{"message":"Response with id \'r\' not found.","type":"x","param":"response_id","code":404}}'
+
+
 @pytest.mark.parametrize(
     ("status", "given", "told", "cause"),
     [
         (400, FLAT, b'{"error":' + FLAT.replace(b'"object":"error",', b"") + b"}", Cause.REQUEST),
         (404, NO_MODEL, b'{"error":' + NO_MODEL.replace(b'"object":"error",', b"") + b"}", Cause.UNKNOWN_MODEL),
+        (404, NO_RESPONSE, NO_RESPONSE, Cause.UNKNOWN_RESPONSE),
+        (400, NO_RESPONSE, NO_RESPONSE, Cause.REQUEST),
         (400, b'{"object":"error"}', b'{"object":"error"}', Cause.REQUEST),
         (400, b'{"error":{"message":"m"},"object":"x"}', b'{"error":{"message":"m"},"object":"x"}', Cause.REQUEST),
         (400, b"\xff[[", b"\xff[[", Cause.REQUEST),

@@ -25,7 +25,8 @@ from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.upstream.call import BROKEN, GONE, LATE, NOT_HTTP, UNREACHABLE, Call
 
 EVERY = tuple(product(Leg, Phase, Cause))
-STATUSES = (Cause.REQUEST, Cause.UNKNOWN_MODEL, Cause.OVERLOADED, Cause.SERVER)
+UNKNOWN = (Cause.UNKNOWN_MODEL, Cause.UNKNOWN_RESPONSE)
+STATUSES = (Cause.REQUEST, *UNKNOWN, Cause.OVERLOADED, Cause.SERVER)
 ANSWERING = (Leg.DECODE, Leg.LOCAL, Leg.REPLICA)
 IN_BODY = (Cause.MALFORMED, Cause.ERROR_EVENT, Cause.NO_HANDOFF)
 ENDS = (Cause.RESET, Cause.TIMEOUT, Cause.WORKER_GONE)
@@ -35,7 +36,7 @@ IMPOSSIBLE: tuple[tuple[tuple[Leg, ...], tuple[Phase, ...], tuple[Cause, ...], s
     (
         tuple(Leg),
         (Phase.QUEUE,),
-        (Cause.REFUSED, Cause.RESET, Cause.REQUEST, Cause.UNKNOWN_MODEL, Cause.SERVER, *IN_BODY),
+        (Cause.REFUSED, Cause.RESET, Cause.REQUEST, *UNKNOWN, Cause.SERVER, *IN_BODY),
         "nobody was asked",
     ),
     (tuple(Leg), (Phase.CONNECT,), (Cause.RESET, *STATUSES, *IN_BODY), "nothing was asked yet"),
@@ -45,7 +46,7 @@ IMPOSSIBLE: tuple[tuple[tuple[Leg, ...], tuple[Phase, ...], tuple[Cause, ...], s
     (
         tuple(Leg),
         (Phase.FIRST_EVENT,),
-        (*ENDS, Cause.UNKNOWN_MODEL, Cause.SERVER),
+        (*ENDS, *UNKNOWN, Cause.SERVER),
         "it is here, and nothing is awaited; its status was 200",
     ),
     ((Leg.PREFILL,), (Phase.FIRST_EVENT,), (Cause.DRAINING,), "D is asked at once"),
@@ -111,7 +112,7 @@ CLAIMS = {
         or row.client not in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE, ClientGets.RELAYED)
     ),
     "what is not the worker's fault is not held against it": lambda leg, phase, cause, row: (
-        cause not in (Cause.REQUEST, Cause.UNKNOWN_MODEL, Cause.CLIENT_GONE, Cause.DRAINING)
+        cause not in (Cause.REQUEST, *UNKNOWN, Cause.CLIENT_GONE, Cause.DRAINING)
         or row.health is HealthEffect.UNTOUCHED
     ),
     "a busy worker has not failed": lambda leg, phase, cause, row: (

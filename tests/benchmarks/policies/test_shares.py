@@ -28,19 +28,15 @@ def test_a_mode_is_played_at_the_best_other_modes_rate_in_each_variant_of_its_fl
     rows = list(measured([PAIRS, REPLICAS, ABSENT], "slo", METHOD, tmp_path, executor))
 
     asked = {(job.cell.fleet, job.cell.variant): job.at_rate for job in executor.jobs}
-    assert asked == pytest.approx(
-        {
-            ("1P_3D", "usual"): 4.5,
-            ("1P_3D", "prefills-answer"): 4.5,
-            ("1P_3D", "pooled"): 4.5,
-            ("4R", "usual"): 4.5,
-            ("4R", "pooled"): 4.5,
-        }
-    )
+    of_all = ("usual", "capped", "pooled")
+    with_prefills = (*of_all, "prefills-answer", "capped-answer")
+    variants = [*(("1P_3D", variant) for variant in with_prefills), *(("4R", variant) for variant in of_all)]
+    assert asked == pytest.approx(dict.fromkeys(variants, 4.5))
     assert {job.mode for job in executor.jobs} == {"slo"}
     *_, pairs, replicas = table(rows)
-    assert pairs == f"| chats, 1P_3D | 4.5 |{' 0.0%, 0.0%; 1.00 |' * 3}"
-    assert replicas == "| chats, 4R | 4.5 | 0.0%, 0.0%; 1.00 |  | 0.0%, 0.0%; 1.00 |"
+    assert pairs == f"| chats, 1P_3D | 4.5 |{' 0.0%, 0.0%; 1.00 |' * 5}"
+    shown = "0.0%, 0.0%; 1.00"
+    assert replicas == f"| chats, 4R | 4.5 | {shown} |  | {shown} |  | {shown} |"
 
 
 def test_a_cell_in_which_no_other_mode_meets_the_targets_has_no_row(tmp_path: Path) -> None:

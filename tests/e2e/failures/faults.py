@@ -249,12 +249,9 @@ def error(status: int) -> str:
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nConnection: close\r\n"
 NOT_HTTP = b"SSH-2.0-OpenSSH_9.6\r\n\r\n"
 ENDLESS = _HEAD % b"application/json" + b"Content-Length: 1000000000000\r\n\r\n{"
-_NO_MODEL = b'{"error":{"message":"The model `sim` does not exist.","type":"NotFoundError","param":"model","code":404}}'
-UNLOADED = (
-    b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-    % (len(_NO_MODEL))
-    + _NO_MODEL
-)
+_NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
+_LACKS = b'{"error":{"message":"no such thing","type":"NotFoundError","param":"%s","code":404}}'
+UNKNOWN = {Cause.UNKNOWN_MODEL: b"model", Cause.UNKNOWN_RESPONSE: b"response_id"}
 ODD_EVENT = "data: {odd\n\n"
 _CHUNK = 'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "%s"}, "finish_reason": %s}]}\n\n'
 _USAGE = 'data: {"id": "x", "choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}\n\n'
@@ -303,7 +300,8 @@ def _headers() -> Iterator[tuple[_Where, Cause, Provocation]]:
         busy = ordered(FaultKind.ERROR, status=status, retry_after_s=RETRY_AFTER_S)
         yield where, Cause.OVERLOADED, Provocation(busy, variant=str(status))
     yield where, Cause.REQUEST, Provocation(ordered(FaultKind.ERROR, status=422), own=ORDERED)
-    yield where, Cause.UNKNOWN_MODEL, Provocation(raw(UNLOADED), is_freed=False)
+    for cause, param in UNKNOWN.items():
+        yield where, cause, Provocation(raw(_NOT_FOUND + _LACKS % param), is_freed=False)
     yield (_P, _BOTH, Phase.HEADERS), Cause.MALFORMED, Provocation(raw(ENDLESS))
     yield (_ANSWERING, _WHOLE, Phase.HEADERS), Cause.MALFORMED, Provocation(raw(ENDLESS))
 

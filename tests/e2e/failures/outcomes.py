@@ -145,7 +145,9 @@ def is_last_hope(out: Outcome) -> bool:
 
 def another(out: Outcome) -> None:
     if is_last_hope(out):
-        failed(out, {Cause.TIMEOUT: 504, Cause.UNKNOWN_MODEL: 404}.get(out.case.cause, 502))
+        failed(
+            out, {Cause.TIMEOUT: 504, Cause.UNKNOWN_MODEL: 404, Cause.UNKNOWN_RESPONSE: 404}.get(out.case.cause, 502)
+        )
         return
     answered(out)
     used = {leg.worker for leg in out.legs if leg.error is None}

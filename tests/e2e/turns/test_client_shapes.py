@@ -85,6 +85,40 @@ async def test_a_stored_response_is_read_where_it_is(start_fleet: Any, forgets: 
         assert (await get(fleet, f"/v1/responses/{made[0]}/cancel", method="POST"))[0] == 400
 
 
+@pytest.mark.parametrize(("names", "mode"), [("P1 D1 D2 D3 R1", Mode.TABLE), ("R1 R2 R3", Mode.REPLICA)])
+async def test_a_turn_goes_on_from_a_stored_response_whose_session_is_forgotten(
+    start_fleet: Any, names: str, mode: Mode
+) -> None:
+    """As after a restart of the proxy: only the engine that has stored it knows it."""
+    async with start_fleet(names, mode=mode, engine=STORES) as fleet:
+        made = [
+            (await fleet.post("/v1/responses", {"model": "sim", "input": f"{at}. hi"})).body["id"] for at in range(6)
+        ]
+        for session in fleet.proxy.state.sessions.all():
+            fleet.proxy.state.sessions.drop(session.id)
+        for previous in made:
+            body = {"model": "sim", "input": "And?", "previous_response_id": previous}
+            assert (await fleet.post("/v1/responses", body)).status == 200, previous
+
+
+async def test_a_response_that_no_engine_has_stored_is_asked_of_each_once(start_fleet: Any) -> None:
+    async with start_fleet("D1 D2 R1", engine=STORES) as fleet:
+        body = {"model": "sim", "input": "And?", "previous_response_id": "resp_unknown"}
+        turn = await fleet.post("/v1/responses", body)
+        assert (turn.status, turn.body["error"]["param"]) == (404, "previous_response_id")
+        assert [len(engine.received) for engine in fleet.engines.values()] == [1, 1, 1]
+        assert (await fleet.post("/v1/responses", {"model": "sim", "input": "hi"})).status == 200
+        assert not fleet.proxy.state.health.breakers.blocked(fleet.proxy.state.now())
+
+
+async def test_an_engine_that_stores_nothing_is_believed(start_fleet: Any) -> None:
+    async with start_fleet("D1 D2 D3") as fleet:
+        made = (await fleet.post("/v1/responses", {"model": "sim", "input": "hi"})).body["id"]
+        turn = await fleet.post("/v1/responses", {"model": "sim", "input": "And?", "previous_response_id": made})
+        assert turn.status == 404
+        assert sum(len(engine.received) for engine in fleet.engines.values()) == 2
+
+
 async def test_a_response_in_the_background_is_cancelled_where_it_runs(start_fleet: Any) -> None:
     async with start_fleet("R1 R2", mode=Mode.REPLICA, engine={**STORES, "time_scale": 1.0}) as fleet:
         body = {"model": "sim", "input": "hi", "background": True, "max_output_tokens": 20_000}

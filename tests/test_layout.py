@@ -195,6 +195,14 @@ def test_every_compiled_module_is_built_and_typed() -> None:
         assert path in typed or path.with_suffix(".pyi").is_file()
 
 
+def test_what_was_built_is_no_older_than_its_source() -> None:
+    """Else tests run what was there before an edit, above all where the source is Python: `make .venv/.ready` builds."""
+    for source in compiled_sources():
+        module = source.with_suffix(".py") if source.with_suffix(".py").is_file() else source
+        for built in module.parent.glob(f"{module.stem}.*.so"):
+            assert built.stat().st_mtime >= max(one.stat().st_mtime for one in (module, source)), built.name
+
+
 def test_every_folder_of_modules_is_a_room_with_its_sentence() -> None:
     plugins = {ROOT / "servers/vllm/lowcpu", ROOT / "servers/vllm/mooncake_cpu"}  # of vLLM, installed by themselves
     folders = {path.parent for path in sources(*ORDER)} - plugins

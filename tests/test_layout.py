@@ -196,7 +196,7 @@ def test_every_compiled_module_is_built_and_typed() -> None:
 
 
 def test_what_was_built_is_no_older_than_its_source() -> None:
-    """Else tests run what was there before an edit, above all where the source is Python: `make .venv/.ready` builds."""
+    """Else tests run what was there before an edit, above all where the source is Python: `make .venv/.ready`."""
     for source in compiled_sources():
         module = source.with_suffix(".py") if source.with_suffix(".py").is_file() else source
         for built in module.parent.glob(f"{module.stem}.*.so"):

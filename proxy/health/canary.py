@@ -279,7 +279,7 @@ class Canary:
             except LegError as exc:
                 return self._failed(Leg.LOCAL, exc, trial.decode, asked_s)
             self._health.close_half_open(trial.decode.id)
-        self._breakers.failed(trial.pair, self._now(), began_s=asked_s, at_once=True)
+        self._health.wedged(trial.pair, asked_s)
         return "wedged"
 
     async def _ask(self, call: Call, leg: LegRequest) -> bytes:

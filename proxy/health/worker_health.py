@@ -150,6 +150,11 @@ class WorkerHealth:
         """As `failed`, for a leg that is no turn's: against its worker alone."""
         self._count(ROWS[leg, exc.phase, exc.cause].health, exc, worker, asked_s)
 
+    def wedged(self, pair: PairId, asked_s: float) -> None:
+        """A canary that was asked then got no KV from one to the other, though both answer."""
+        if self._is_there_since(asked_s, pair):
+            self.breakers.failed(pair, self._now(), began_s=asked_s, at_once=True)
+
     def adopt(self, key: Key, circuit: Circuit | None) -> None:
         """Takes a breaker's state from another process of this proxy."""
         was_open = key in self.breakers.states(self._now())

@@ -191,6 +191,22 @@ def test_a_pair_of_which_one_takes_the_other_for_a_third_gets_no_canary_and_no_t
     assert bench.passed_over() == {strange, P1}
 
 
+@pytest.mark.parametrize("again", ["p1:1", "d1:1"])
+async def test_a_worker_that_begins_anew_during_its_trial_gets_no_blame_for_the_one_before(again: str) -> None:
+    bench = Bench(GOOD)
+
+    def begins_anew(worker: str, pulls: bool) -> bytes | Cause:
+        if pulls:
+            bench.now_s += 1.0
+            bench.add(again, incarnation="2.0")
+            return Cause.RESET
+        return script(HANDOFF, PLAIN)(worker, pulls)  # type: ignore[return-value]
+
+    bench.upstream.script = begins_anew
+    await bench.canary.run_trial(bench.trial())
+    assert (bench.states(), bench.passed_over()) == ({}, set())
+
+
 async def test_a_wedged_pair_is_tried_by_canaries_alone_until_one_comes_through() -> None:
     bench = Bench(script(HANDOFF, 500))
     bench.due()

@@ -362,9 +362,4 @@ async def _known(answer: Answer, view: WorkerView) -> bytes:
 
 def _cost_nothing(exc: LegError) -> bool:
     """Whether no engine can have computed anything: it was not reached, or it refused."""
-    return exc.phase is Phase.CONNECT or exc.cause in (
-        Cause.REQUEST,
-        Cause.UNKNOWN_MODEL,
-        Cause.UNKNOWN_RESPONSE,
-        Cause.SERVER,
-    )
+    return exc.phase is Phase.CONNECT or exc.cause in (Cause.REQUEST, Cause.UNKNOWN_MODEL, Cause.SERVER)

@@ -28,6 +28,7 @@ _Learnt = tuple[float, int, int]
 _MARK = struct.Struct("<QI")
 _HEXADECIMAL = f"%0{KEY_BITS // 4}x"
 _MESSAGES_MARKED = 16  # after tools: the first ones
+RESPONSES_KEPT = 16  # stored responses known of a session beside its newest: 26 bytes and an entry of the index each
 
 
 class KnownPrefix(msgspec.Struct, frozen=True, gc=False):
@@ -151,8 +152,8 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
         return [KnownPrefix(*values) for values in _PREFIX.iter_unpack(self.packed_prefixes)]
 
     def stored(self, turn: int) -> list[KnownPrefix]:
-        """Responses to its turns before this one that its engine has stored, the newest last."""
-        return [one for one in self.prefixes() if one.is_stored and one.turn < turn]
+        """Responses to its turns before this one that its engine has stored, the newest last; of many the newest."""
+        return [one for one in self.prefixes() if one.is_stored and one.turn < turn][-RESPONSES_KEPT:]
 
     def learn(
         self,

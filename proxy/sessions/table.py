@@ -65,7 +65,6 @@ _Judged = tuple[Common, MatchKind, int]
 MOST_CANDIDATES = 32
 """Sessions that are compared with one prompt: those found by its longest prefixes, and the one found by its opener."""
 
-RESPONSES_KEPT = 16  # stored responses known of a session beside its newest: 26 bytes and an entry of the index each
 EXPIRED_AT_ONCE = 32  # sessions dropped by one turn: two microseconds each
 _OUTPUT_DECAY = 0.7  # a session's answers change with its task: the last three or four count
 _SPREAD = 0x9E3779B97F4A7C15  # odd, so that successive ids differ in all bits
@@ -332,7 +331,7 @@ class SessionTable:
         prefixes, chain = list[KnownPrefix](), prompt.chain
         is_again = match.kind is MatchKind.RETRY and is_same(match.decode, outcome.decode)
         if source is not None and (is_again or prompt.previous_response_id is not None):  # one may go on from those too
-            prefixes += source.stored(match.turn + is_again)[-RESPONSES_KEPT:]
+            prefixes += source.stored(match.turn + is_again)
         if (kept.is_blocks or not kept.count) and chain.size > 0:
             prefixes.append(KnownPrefix.at(chain.end(), match.turn, outcome.prompt_tokens, is_prompt=True))
             if outcome.reply_key is not None:

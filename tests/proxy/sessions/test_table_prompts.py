@@ -11,7 +11,8 @@ from msgspec.structs import astuple
 from ppd.proxy.beliefs.held import Residency
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, ReadingRules, parse_request
-from ppd.proxy.sessions.table import RESPONSES_KEPT, MatchKind, SessionMatch, SessionTable, TurnOutcome
+from ppd.proxy.sessions.session import RESPONSES_KEPT
+from ppd.proxy.sessions.table import MatchKind, SessionMatch, SessionTable, TurnOutcome
 from tests.support.attempts import D1, D2
 from tests.support.requests import CHAT, COMPLETIONS, HASHER, RESPONSES, parse, user
 

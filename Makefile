@@ -5,9 +5,10 @@ BIN    := $(VENV)/bin
 ENGINE ?= sim
 READY  := $(VENV)/.ready
 PLAYS  := $(VENV)/.demo-ready
-# Sources of the compiled modules; those of beliefs are Python with types of C beside it.
-TYPED  := $(wildcard proxy/beliefs/*.pxd)
+# Sources of the compiled modules; those of beliefs and sessions are Python with types of C beside it.
+TYPED  := $(wildcard proxy/beliefs/*.pxd proxy/sessions/*.pxd)
 PLANE  := $(wildcard $(addprefix proxy/plane/,*.pyx *.pxd *.h */*.[ch])) $(TYPED) $(TYPED:.pxd=.py)
+BUILT  := proxy/plane/*.so proxy/beliefs/*.so proxy/sessions/*.so
 JOBS   ?= 2
 PYTEST := $(BIN)/python -m pytest
 BESIDE := $(PYTEST) --numprocesses $(JOBS) --dist loadfile
@@ -111,7 +112,8 @@ quick-proxy quick-rest: $(READY)
 
 # The compiled modules with what finds wrong addresses and undefined behaviour, in a folder of their own, and tests that
 # go through them. By way of the packed sources, so that nothing of it stays where the usual build looks.
-SANITIZE  ?= tests/proxy/plane tests/proxy/beliefs tests/proxy/gateway/test_messages.py tests/e2e/turns/test_conversations.py tests/e2e/turns/test_hostile.py \
+SANITIZE  ?= tests/proxy/plane tests/proxy/beliefs tests/proxy/sessions/test_compiled.py \
+	tests/proxy/gateway/test_messages.py tests/e2e/turns/test_conversations.py tests/e2e/turns/test_hostile.py \
 	tests/e2e/processes/test_lessons.py
 SANITIZED := $(CURDIR)/build/sanitized
 # Undefined behaviour ends as an illegal instruction, so that it is reported in a file too: a proxy's own process may be
@@ -153,7 +155,7 @@ FIRST_TEST := Installing PPD with all that its tests need into $(VENV) (280 MB t
 
 # A compiled module that fails to build is left out: neither in silence, nor for an older one of the same name.
 define install
-@rm -f proxy/plane/*.so proxy/beliefs/*.so
+@rm -f $(BUILT)
 @test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 @echo "  pip install --editable $(1)"
 @$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable $(1)
@@ -163,4 +165,4 @@ endef
 UNBUILT := The compiled modules are not built (pip install --verbose --no-deps --editable . says why): direct serves.
 
 clean:
-	rm -rf $(VENV) build dist proxy/plane/*.so proxy/beliefs/*.so *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist $(BUILT) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -163,7 +163,8 @@ class Passthrough:
             if model:
                 check_model(model, self._registry.views())
             raise NoWorkerError(f"no worker can serve model {model!r} now")
-        estimated = 0 if is_form(content_type) else self._state.tokens.estimate(model, {Kind.UNREAD: len(body)})
+        added = (Kind.UNREAD, len(body)) if body and not is_form(content_type) else ()
+        estimated = self._state.tokens.estimate(model, added)
         bill = _Bill(self._state, client, estimated)
         permit = await self._permit(model, client, bill, computes=computes)
         try:

@@ -28,6 +28,7 @@ from ..sessions.prefix_chain import PrefixEnd
 from ..sessions.rendered_replies import Case
 from ..sessions.session import Session
 from ..sessions.templates import NewHeads
+from ..sessions.text_kinds import Amounts
 from ..sessions.token_estimates import Estimates
 
 
@@ -91,7 +92,7 @@ class TokensCounted(Event, tag="tokens"):
     """An answer to the sender has counted tokens: see `TokenEstimator.take`."""
 
     model: str
-    added: dict[int, int]
+    added: Amounts
     new_tokens: int
     completion_tokens: int | None
 

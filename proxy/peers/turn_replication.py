@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Generic, ParamSpec, Protocol
@@ -17,6 +17,7 @@ from ..routing.state import State
 from ..sessions.rendered_replies import Case
 from ..sessions.session import Session
 from ..sessions.templates import NewHeads
+from ..sessions.text_kinds import Amounts
 from .channels import Member
 from .events import (
     AnyEvent,
@@ -107,8 +108,8 @@ class TurnReplication:
         self._channels.queue(SessionLearned(session, label, list(keys), has_prefilled))
         self._channels.flush()
 
-    def _tokens_counted(self, model: str, added: Mapping[int, int], new_tokens: int, completion: int | None) -> None:
-        self._channels.queue(TokensCounted(model, dict(added), new_tokens, completion))
+    def _tokens_counted(self, model: str, added: Amounts, new_tokens: int, completion: int | None) -> None:
+        self._channels.queue(TokensCounted(model, added, new_tokens, completion))
 
     def _heads_computed(self, new: NewHeads) -> None:
         self._channels.queue(HeadsComputed(new))

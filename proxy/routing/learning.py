@@ -205,7 +205,7 @@ class Learner(ReceiptEnds):
             self._metrics.residency_misses.inc()
         # What an unknown stored response adds to the prompt has tokens, but no bytes here.
         is_whole = match.source is not None or request.prompt.previous_response_id is None
-        self._tokens.learn(request.model, match.added if is_whole else {}, prompt - match.held_tokens, completion)
+        self._tokens.learn(request.model, match.added if is_whole else (), prompt - match.held_tokens, completion)
         if request.choices == 1:
             habit = AnswerEnded(request.model, match.turn, completion, match.output_tokens, calls_tool, now_s)
             self._forecasts.learn(habit)

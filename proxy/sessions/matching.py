@@ -19,9 +19,7 @@ What the template leaves out of the newest reply, or of the round before, counts
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
 from enum import StrEnum
-from itertools import chain as joined
 
 import msgspec
 
@@ -32,7 +30,7 @@ from .prefix_chain import Chain, PrefixEnd
 from .prompt_head import common_head
 from .rendered_replies import Doubt
 from .session import KnownPrefix, Prompt, Session, hexadecimal
-from .text_kinds import added
+from .text_kinds import Amounts, added
 
 LEAST_SHARED = 256
 
@@ -59,7 +57,7 @@ class SessionMatch(msgspec.Struct, frozen=True, gc=False):
     kind: MatchKind
     held_tokens: int  # of the known prefix, the most that a worker holds of this prompt; 0 without one
     new_bytes: int  # of the prompt, beyond what those tokens count
-    flat_added: tuple[int, ...]  # kinds and amounts in turn: a dict takes three times as much while an answer runs
+    added: Amounts  # the same by kinds of text
     history: int  # histories under one id share `session_id`
     decode: Residency | None = None  # after the session's last turn
     output_tokens: float | None = None  # mean length of this session's answers
@@ -70,11 +68,6 @@ class SessionMatch(msgspec.Struct, frozen=True, gc=False):
     common: Common | None = None  # with the source, as it was found
     ended_s: float | None = None  # its last answer, where this is the first request after it that goes on
     calls_tool: bool = False  # that answer
-
-    @property
-    def added(self) -> Mapping[int, int]:
-        """`new_bytes` by kind, see `text_kinds.added`."""
-        return dict(zip(self.flat_added[::2], self.flat_added[1::2], strict=True))
 
 
 class Common(msgspec.Struct, frozen=True, gc=False):
@@ -284,7 +277,7 @@ def matched(
         kind,
         held_tokens,
         prompt.chain.size - held_bytes,
-        tuple(joined.from_iterable(added(prompt.chain, covered).items())),
+        added(prompt.chain, covered),
         session.history,
         session.decode_residency,
         session.output_tokens,

@@ -1,3 +1,4 @@
+# cython: language_level=3, annotation_typing=False, infer_types=True
 """Token counts without a tokenizer, estimated from each model's own `usage` so far.
 
 Tokens are counted by the kinds of text that a prompt adds to what is known of it: bytes of each kind, and units. Each
@@ -10,14 +11,12 @@ counted in tokens, a few large turns would set what small ones are believed to h
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from ..runtime.replicated import Replicated
-from .text_kinds import TYPICAL_TOKENS, Kind
+from .text_kinds import TYPICAL_TOKENS, Amounts, Kind
 
 DEFAULT_OUTPUT_TOKENS = 256
 _OUTPUT_DECAY = 0.95
@@ -33,40 +32,36 @@ _FIRST_VARIANCES = tuple(400.0 if kind is Kind.START else TYPICAL_TOKENS[kind] *
 _HIGHEST = tuple(256.0 if kind in (Kind.START, Kind.UNITS) else 2.0 for kind in Kind)
 _LOWEST = tuple(0.0 if kind in (Kind.START, Kind.UNITS) else 0.02 for kind in Kind)
 
-_Number = TypeVar("_Number", int, float)
 
-
-@dataclass(slots=True)
 class _Model:
-    means: list[float] = field(default_factory=lambda: list(TYPICAL_TOKENS))
-    variances: list[float] = field(default_factory=lambda: list(_FIRST_VARIANCES))
-    output_tokens: float | None = None
+    __slots__ = ("means", "output_tokens", "variances")
 
-    def expected(self, added: Mapping[int, int]) -> float:
+    def __init__(self) -> None:
+        self.means = list(TYPICAL_TOKENS)  # by kind
+        self.variances = list(_FIRST_VARIANCES)
+        self.output_tokens: float | None = None
+
+    def expected(self, added: Amounts) -> float:
         means, expected = self.means, 0.0
-        for kind, amount in added.items():
-            expected += means[kind] * amount
+        for at in range(0, len(added), 2):
+            expected += means[added[at]] * added[at + 1]
         return expected
 
-    def learn(self, added: Mapping[int, int], tokens: int) -> None:
+    def learn(self, added: Amounts, tokens: int) -> None:
         """One step of a Kalman filter whose covariances are left out."""
         means, variances = self.means, self.variances
         expected = self.expected(added)
         size = max(expected, float(tokens), _LEAST_TOKENS)
-        doubt = 0.0
-        shares: list[tuple[int, float]] = []  # `list[...]()` takes ten times as long
-        for kind, amount in added.items():
-            if amount > 0:
-                share = amount / size
-                doubt += share * share * variances[kind]
-                shares.append((kind, share))
-        doubt += _NOISE
+        doubt = _NOISE
+        for at in range(0, len(added), 2):
+            share = added[at + 1] / size
+            doubt += share * share * variances[added[at]]
         error = _bounded((tokens - expected) / size, -_ERROR_LIMIT, _ERROR_LIMIT)
-        for kind, share in shares:
-            variance = variances[kind]
-            gain = variance * share / doubt
+        for at in range(0, len(added), 2):
+            kind, share = added[at], added[at + 1] / size
+            gain = variances[kind] * share / doubt
             means[kind] = _bounded(means[kind] + gain * error, _LOWEST[kind], _HIGHEST[kind])
-            variance, most = variance * (1.0 - gain * share) * _FORGET, _FIRST_VARIANCES[kind]
+            variance, most = variances[kind] * (1.0 - gain * share) * _FORGET, _FIRST_VARIANCES[kind]
             variances[kind] = variance if variance < most else most
 
 
@@ -85,19 +80,19 @@ class TokenEstimator:
     def __init__(self, capacity: int = 256) -> None:
         self._capacity = capacity
         self._models: OrderedDict[str, _Model] = OrderedDict()
-        self.replicated: Replicated[str, Mapping[int, int], int, int | None] | None = None
+        self.replicated: Replicated[str, Amounts, int, int | None] | None = None
 
-    def learn(self, model: str, added: Mapping[int, int], new_tokens: int, completion_tokens: int | None) -> None:
+    def learn(self, model: str, added: Amounts, new_tokens: int, completion_tokens: int | None) -> None:
         """added, new_tokens: what a prompt had beyond its known prefix. None of it is learnt from where a template
         left out more than was added."""
-        new_tokens = _bounded(new_tokens, 0, _MOST_TOKENS)
+        new_tokens = max(0, min(new_tokens, _MOST_TOKENS))
         if completion_tokens is not None:
-            completion_tokens = _bounded(completion_tokens, 0, _MOST_TOKENS)
+            completion_tokens = max(0, min(completion_tokens, _MOST_TOKENS))
         self.take(model, added, new_tokens, completion_tokens)
         if self.replicated is not None:
             self.replicated.changed(model, added, new_tokens, completion_tokens)
 
-    def take(self, model: str, added: Mapping[int, int], new_tokens: int, completion_tokens: int | None) -> None:
+    def take(self, model: str, added: Amounts, new_tokens: int, completion_tokens: int | None) -> None:
         """What a turn of this process or of another one taught."""
         known = self._known(model)
         if added and new_tokens > 0:
@@ -105,10 +100,10 @@ class TokenEstimator:
         if completion_tokens:
             known.output_tokens = output_mean(known.output_tokens, completion_tokens, _OUTPUT_DECAY)
 
-    def estimate(self, model: str, added: Mapping[int, int]) -> int:
+    def estimate(self, model: str, added: Amounts) -> int:
         """At least 1 for whatever has a unit or a byte."""
         known = self._models.get(model, _UNKNOWN)
-        return max(1, round(known.expected(added))) if any(added.values()) else 0
+        return max(1, round(known.expected(added))) if added else 0
 
     def expected_output(self, model: str, session_mean: float | None, cap: int | None) -> int:
         """In tokens: the session's mean, else the model's, never above the cap."""
@@ -146,7 +141,7 @@ class TokenEstimator:
 _UNKNOWN = _Model()  # never learns
 
 
-def _bounded(value: _Number, least: _Number, most: _Number) -> _Number:
+def _bounded(value: float, least: float, most: float) -> float:
     """As `max(least, min(most, value))`, in half the time."""
     return value if least <= value <= most else least if value < least else most
 

@@ -20,9 +20,7 @@ from ppd.proxy.upstream.sidecar import LEGS, MOST_LEGS, NOT_ALLOWED, EndedLeg, S
 from .reporter import report_of
 
 NOT_NAMED = "no_prefill_named"  # reason of a turn whose head names no P
-NO_SESSION = SessionMatch(
-    session_id="", turn=1, kind=MatchKind.FIRST, held_tokens=0, new_bytes=0, flat_added=(), history=0
-)
+NO_SESSION = SessionMatch(session_id="", turn=1, kind=MatchKind.FIRST, held_tokens=0, new_bytes=0, added=(), history=0)
 
 
 def explained(receipt: Receipt, attempt: Attempt | None = None) -> dict[str, str]:

@@ -195,7 +195,7 @@ def test_all_processes_come_to_the_same_beliefs() -> None:
     one, _ = play(sessions, "1P_2D", at_once=6, capacity_tokens=4_000, routing="ppd x 3")
     assert isinstance(one._routing, Processes)
     states = [process._state for process in one._routing.processes]
-    assert len({state.tokens.estimate(MODEL, {1: 2, 5: 3000}) for state in states}) == 1
+    assert len({state.tokens.estimate(MODEL, (1, 2, 5, 3000)) for state in states}) == 1
     views = states[0].registry.fleet(MODEL).views
     found = [
         {

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ppd.proxy.beliefs import cache_book
 from ppd.proxy.beliefs.cache_book import BLOCK_SAMPLES, ENTRIES_KEPT, RECOVERY, CacheBook
 from ppd.proxy.beliefs.held import MARK_BITS, Mark
-from tests.proxy.beliefs.uncompiled import uncompiled_beliefs
+from tests.proxy.uncompiled import uncompiled_beliefs
 
 HEAD, LONGER = Mark(1000, 300), Mark(1001, 450)
 ANOTHER = 99 << MARK_BITS  # a history that has passed them

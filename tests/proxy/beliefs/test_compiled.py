@@ -24,14 +24,12 @@ from ppd.proxy.beliefs.held import (
 from ppd.proxy.beliefs.turn_touches import TurnCaches
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Load, Role, Worker, WorkerId
-from tests.proxy.beliefs.uncompiled import uncompiled_beliefs
+from tests.proxy.uncompiled import is_compiled, uncompiled_beliefs
 
 COMPILED = (beliefs, cache_book, entries, turn_touches)
 UNCOMPILED = uncompiled_beliefs()
 
-pytestmark = pytest.mark.skipif(
-    any(str(module.__file__).endswith(".py") for module in COMPILED), reason="the compiled modules are not built"
-)
+pytestmark = pytest.mark.skipif(not is_compiled(*COMPILED), reason="the compiled modules are not built")
 
 WORKERS = tuple(WorkerId(f"w{number}") for number in range(4))
 KEYS = (0, 1, 2, (1 << 64) - 1)

@@ -15,7 +15,7 @@ from ppd.proxy.beliefs.entries import GROWTH, Entries
 from ppd.proxy.beliefs.held import BeliefEvidence, Held, LegOutcome, Mark, PromptEntry, Residency, SentLeg
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Load, Role, Worker, WorkerId
-from tests.proxy.beliefs.uncompiled import uncompiled_beliefs
+from tests.proxy.uncompiled import uncompiled_beliefs
 
 OWN, SHARED = BeliefEvidence.OWN_TURNS, BeliefEvidence.SHARED_PREFIX
 MARKS = tuple(Mark(100 + number, 150 * number) for number in (1, 2, 3))

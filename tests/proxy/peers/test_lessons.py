@@ -36,7 +36,7 @@ LIKES = f"{SHIPPED}/R/m"
 SLOW = TurnTimes(
     0, [Measured(R1, "", LIKES, Figure.TTFT, 0.1, 1.0, 0.4), Measured(R1, "", LIKES, Figure.TPOT, 1, 1, 4)]
 )
-ADDED = {1: 3, 5: 4000}
+ADDED = (1, 3, 5, 4000)
 MARK = Mark(77, 400)
 POINT = Mark(71, 400)
 
@@ -343,7 +343,7 @@ async def test_whatever_engines_count_the_others_hear_of_it_and_of_the_session(t
 async def test_what_cannot_be_sent_does_not_keep_the_rest_from_being_sent() -> None:
     async with pair_of() as pair:
         zero, one = pair.ones
-        zero.membership._channels.queue(TokensCounted("m", {}, 1 << 70, None))
+        zero.membership._channels.queue(TokensCounted("m", (), 1 << 70, None))
         with pytest.raises(OverflowError):
             zero.membership._channels.flush()
         zero.state.tokens.learn("m", ADDED, 2000, 77)

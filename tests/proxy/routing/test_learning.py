@@ -168,7 +168,7 @@ def test_an_answer_that_cannot_be_learnt_from_is_an_answer_all_the_same(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = state_of()
-    monkeypatch.setattr(state.tokens, "learn", lambda *_: 1 / 0)
+    monkeypatch.setattr(state.forecasts, "learn", lambda *_: 1 / 0)
     made = attempt_of(state, LOCAL)
     match = state.sessions.find(made.request.prompt, DECIDED_S)
     Learner(state, Drain(), None).completed(match, made, SeenAnswer(answered(), ReplyKey(made.request), None), LAST_S)

@@ -9,7 +9,7 @@ import pytest
 
 from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.sessions.prefix_chain import Chain
-from ppd.proxy.sessions.text_kinds import SAMPLED_UNITS, Kind, sample, text_kind
+from ppd.proxy.sessions.text_kinds import SAMPLED_UNITS, Amounts, Kind, sample, text_kind
 from ppd.proxy.sessions.text_kinds import added as added_to
 from tests.support.requests import (
     CHAT,
@@ -62,10 +62,11 @@ def test_a_text_of_lone_surrogates_has_a_kind() -> None:
 
 
 def added(endpoint: Endpoint, prompt: Any, covered: int | None = None) -> dict[Kind, int]:
-    """Without those that nothing was added of."""
-    return {
-        Kind(kind): amount for kind, amount in added_to(parse(endpoint, prompt).prompt.chain, covered).items() if amount
-    }
+    return by_kind(added_to(parse(endpoint, prompt).prompt.chain, covered))
+
+
+def by_kind(amounts: Amounts) -> dict[Kind, int]:
+    return dict(zip(map(Kind, amounts[::2]), amounts[1::2], strict=True))
 
 
 ONE = {Kind.START: 1, Kind.UNITS: 1}
@@ -120,7 +121,7 @@ def test_only_what_follows_the_known_prefix_is_added() -> None:
 
 def test_what_follows_a_stored_response_is_no_start() -> None:
     chain = parse(RESPONSES, PROSE, previous_response_id="resp_1").prompt.chain
-    assert added_to(chain, 0) == {Kind.UNITS: 1, Kind.MARKS_0: len(PROSE)}
+    assert by_kind(added_to(chain, 0)) == {Kind.UNITS: 1, Kind.MARKS_0: len(PROSE)}
 
 
 def test_of_many_messages_only_the_newest_are_looked_at() -> None:
@@ -134,7 +135,7 @@ def test_of_many_messages_only_the_newest_are_looked_at() -> None:
 
 
 def test_a_chain_made_without_texts_counts_them_as_unread() -> None:
-    assert added_to(Chain((1, 2, 3), (0, 400, 1000), HASHER), 400) == {Kind.UNITS: 1, Kind.UNREAD: 584}
+    assert by_kind(added_to(Chain((1, 2, 3), (0, 400, 1000), HASHER), 400)) == {Kind.UNITS: 1, Kind.UNREAD: 584}
 
 
 def test_nothing_of_the_prompt_outlives_the_asking() -> None:

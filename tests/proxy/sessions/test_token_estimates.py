@@ -6,13 +6,17 @@ from random import Random
 
 import pytest
 
-from ppd.proxy.sessions.text_kinds import Kind
+from ppd.proxy.sessions.text_kinds import Amounts, Kind
 from ppd.proxy.sessions.token_estimates import DEFAULT_OUTPUT_TOKENS, TokenEstimator, output_mean
 
 PROSE, JSON = Kind.MARKS_0, Kind.MARKS_40
 Added = dict[int, int]
 TRUE: dict[int, float] = {Kind.START: 20.0, Kind.UNITS: 6.0, PROSE: 0.21, JSON: 0.5}
 """Tokens for one of each, as some engine's model has them."""
+
+
+def amounts(added: Added) -> Amounts:
+    return tuple(number for kind, amount in added.items() if amount for number in (kind, amount))
 
 
 def tokens_of(added: Added) -> int:
@@ -23,7 +27,7 @@ def taught(*turns: Added, rounds: int = 100) -> TokenEstimator:
     tokens = TokenEstimator()
     for _ in range(rounds):
         for added in turns:
-            tokens.learn("m", added, tokens_of(added), None)
+            tokens.learn("m", amounts(added), tokens_of(added), None)
     return tokens
 
 
@@ -41,15 +45,15 @@ def taught(*turns: Added, rounds: int = 100) -> TokenEstimator:
     ],
 )
 def test_an_unknown_model_has_the_usual_tokens(added: Added, tokens: int) -> None:
-    assert TokenEstimator().estimate("m", added) == tokens
+    assert TokenEstimator().estimate("m", amounts(added)) == tokens
 
 
 def test_each_model_learns_its_own_tokens() -> None:
     tokens = TokenEstimator()
     for _ in range(50):
-        tokens.learn("dense", {PROSE: 3000}, 1500, None)
-    assert tokens.estimate("dense", {PROSE: 1000}) == pytest.approx(500, abs=15)
-    assert tokens.estimate("other", {PROSE: 1000}) == 200
+        tokens.learn("dense", amounts({PROSE: 3000}), 1500, None)
+    assert tokens.estimate("dense", amounts({PROSE: 1000})) == pytest.approx(500, abs=15)
+    assert tokens.estimate("other", amounts({PROSE: 1000})) == 200
 
 
 def test_kinds_of_text_and_what_the_template_adds_are_told_apart() -> None:
@@ -60,7 +64,7 @@ def test_kinds_of_text_and_what_the_template_adds_are_told_apart() -> None:
     tokens = taught({**short, Kind.START: 1}, short, long, results, both)
     first: Added = {Kind.UNITS: 1, Kind.START: 1, PROSE: 500}
     for added in (short, long, results, both, first):
-        assert tokens.estimate("m", added) == pytest.approx(tokens_of(added), rel=0.06)
+        assert tokens.estimate("m", amounts(added)) == pytest.approx(tokens_of(added), rel=0.06)
 
 
 def test_large_results_whose_tokens_vary_leave_short_messages_alone() -> None:
@@ -68,25 +72,27 @@ def test_large_results_whose_tokens_vary_leave_short_messages_alone() -> None:
     random, tokens, errors = Random(1), TokenEstimator(), list[float]()
     short: Added = {Kind.UNITS: 1, PROSE: 80}
     for _ in range(400):
-        tokens.learn("m", {Kind.UNITS: 2, PROSE: 40, JSON: 60_000}, round(60_000 * random.uniform(0.35, 0.65)), None)
-        tokens.learn("m", short, tokens_of(short), None)
-        errors.append(abs(tokens.estimate("m", short) / tokens_of(short) - 1))
+        tokens.learn(
+            "m", amounts({Kind.UNITS: 2, PROSE: 40, JSON: 60_000}), round(60_000 * random.uniform(0.35, 0.65)), None
+        )
+        tokens.learn("m", amounts(short), tokens_of(short), None)
+        errors.append(abs(tokens.estimate("m", amounts(short)) / tokens_of(short) - 1))
     assert max(errors[100:]) < 0.1
 
 
 def test_one_short_prompt_does_not_set_the_ratio() -> None:
     tokens = TokenEstimator()
-    tokens.learn("m", {Kind.UNITS: 1, PROSE: 2}, 12, None)
-    assert tokens.estimate("m", {PROSE: 1000}) == pytest.approx(200, rel=0.15)
+    tokens.learn("m", amounts({Kind.UNITS: 1, PROSE: 2}), 12, None)
+    assert tokens.estimate("m", amounts({PROSE: 1000})) == pytest.approx(200, rel=0.15)
 
 
 def test_a_change_of_habit_is_followed() -> None:
     tokens = TokenEstimator()
     for _ in range(300):
-        tokens.learn("m", {PROSE: 4000}, 1000, 100)
+        tokens.learn("m", amounts({PROSE: 4000}), 1000, 100)
     for _ in range(300):
-        tokens.learn("m", {PROSE: 4000}, 2000, 900)
-    assert tokens.estimate("m", {PROSE: 4000}) == pytest.approx(2000, rel=0.1)
+        tokens.learn("m", amounts({PROSE: 4000}), 2000, 900)
+    assert tokens.estimate("m", amounts({PROSE: 4000})) == pytest.approx(2000, rel=0.1)
     assert tokens.expected_output("m", None, None) == pytest.approx(900, abs=10)
 
 
@@ -94,16 +100,16 @@ def test_a_change_of_habit_is_followed() -> None:
 def test_one_count_that_cannot_be_moves_little(counted: int) -> None:
     added: Added = {Kind.UNITS: 1, PROSE: 4000}
     tokens = taught(added)
-    tokens.learn("m", added, counted, None)
-    assert tokens.estimate("m", added) == pytest.approx(tokens_of(added), rel=0.05)
+    tokens.learn("m", amounts(added), counted, None)
+    assert tokens.estimate("m", amounts(added)) == pytest.approx(tokens_of(added), rel=0.05)
 
 
 @pytest.mark.parametrize("counted", [1, 10**400])
 def test_counts_that_can_never_be_keep_estimates_above_nothing_and_finite(counted: int) -> None:
     tokens = TokenEstimator()
     for _ in range(1000):
-        tokens.learn("m", {Kind.START: 1, Kind.UNITS: 1, PROSE: 4000, Kind.MEDIA: 4096}, counted, counted)
-    assert 1 <= tokens.estimate("m", {PROSE: 1000}) <= 2000
+        tokens.learn("m", amounts({Kind.START: 1, Kind.UNITS: 1, PROSE: 4000, Kind.MEDIA: 4096}), counted, counted)
+    assert 1 <= tokens.estimate("m", amounts({PROSE: 1000})) <= 2000
     assert tokens.expected_output("m", None, None) >= 1
 
 
@@ -113,8 +119,8 @@ def test_counts_that_can_never_be_keep_estimates_above_nothing_and_finite(counte
 )
 def test_counts_of_nothing_teach_nothing(added: Added, new_tokens: int, completion: int | None) -> None:
     tokens = TokenEstimator()
-    tokens.learn("m", added, new_tokens, completion)
-    assert tokens.estimate("m", {PROSE: 1000, Kind.UNITS: 1}) == 204
+    tokens.learn("m", amounts(added), new_tokens, completion)
+    assert tokens.estimate("m", amounts({PROSE: 1000, Kind.UNITS: 1})) == 204
     assert tokens.expected_output("m", None, None) == DEFAULT_OUTPUT_TOKENS
 
 
@@ -133,22 +139,22 @@ def test_the_expected_output_is_the_habit_below_the_cap(
     session_mean: float | None, cap: int | None, expected: int
 ) -> None:
     tokens = TokenEstimator()
-    tokens.learn("m", {PROSE: 100}, 25, 80)
+    tokens.learn("m", amounts({PROSE: 100}), 25, 80)
     assert tokens.expected_output("m", session_mean, cap) == expected
 
 
 def test_before_any_answer_the_default_is_expected() -> None:
     tokens = TokenEstimator()
     assert tokens.expected_output("m", None, None) == DEFAULT_OUTPUT_TOKENS
-    tokens.learn("m", {PROSE: 100}, 25, None)
+    tokens.learn("m", amounts({PROSE: 100}), 25, None)
     assert tokens.expected_output("m", None, None) == DEFAULT_OUTPUT_TOKENS
 
 
 def test_the_model_heard_of_longest_ago_gives_way() -> None:
     tokens = TokenEstimator(capacity=2)
     for model in ("a", "b", "a", "c"):
-        tokens.learn(model, {PROSE: 20_000}, 10_000, 10)
-    assert [tokens.estimate(model, {PROSE: 1000}) == 200 for model in ("a", "b", "c")] == [False, True, False]
+        tokens.learn(model, amounts({PROSE: 20_000}), 10_000, 10)
+    assert [tokens.estimate(model, amounts({PROSE: 1000})) == 200 for model in ("a", "b", "c")] == [False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,78 @@
+"""The room's modules as C and as Python from the same files: they tell the same kinds, and learn the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppd.proxy.sessions import text_kinds, token_estimates
+from ppd.proxy.sessions.prefix_chain import Chain, Marks
+from ppd.proxy.sessions.text_kinds import Kind
+from tests.proxy.uncompiled import is_compiled, uncompiled_estimates
+from tests.support.requests import HASHER
+
+UNCOMPILED = uncompiled_estimates()
+
+pytestmark = pytest.mark.skipif(
+    not is_compiled(text_kinds, token_estimates), reason="the compiled modules are not built"
+)
+
+TEXT = st.one_of(st.text(), st.text(' aeinst{}0:",', min_size=500), st.binary(), st.none(), st.sampled_from([*Kind]))
+SIZES = st.lists(st.integers(0, 1 << 40), min_size=1, max_size=20).map(lambda sizes: [0, *sorted(sizes)])
+NUMBERS = st.one_of(st.integers(-5, 5000), st.sampled_from([1 << 40, 1 << 70, -(1 << 70), 10**400]))
+TURN = st.tuples(
+    st.sampled_from(["a", "b", "c", "d"]),
+    st.dictionaries(st.sampled_from([*Kind]).map(int), st.integers(1, 1 << 40), max_size=6),
+    NUMBERS,
+    st.one_of(st.none(), NUMBERS),
+)
+
+
+@given(
+    SIZES, st.lists(TEXT, max_size=21), st.booleans(), st.integers(0, 4), st.one_of(st.none(), st.integers(0, 1 << 40))
+)
+def test_what_a_prompt_adds_is_the_same(
+    ends: list[int], texts: list[Any], is_text: bool, tools: int, covered: int | None
+) -> None:
+    tools, data = min(tools, len(ends) - 1), b"abc {" * 200 if len(texts) == 20 else b""
+    texts = texts[: len(ends)]
+    chain = Chain(range(len(ends)), ends, HASHER, data=data, is_text=is_text, marks=Marks(tools), texts=tuple(texts))
+    found = text_kinds.added(chain, covered)
+    assert found == UNCOMPILED["text_kinds"].added(chain, covered)
+    assert all(type(number) is int for number in found), "as other processes are told"
+
+
+@given(TEXT)
+def test_each_text_is_of_the_same_kind(text: Any) -> None:
+    assert text_kinds.kind_of(text) == UNCOMPILED["text_kinds"].kind_of(text)
+    if not isinstance(text, int):
+        assert text_kinds.sample(text) == UNCOMPILED["text_kinds"].sample(text)
+
+
+@given(st.lists(TURN, max_size=60))
+def test_the_same_is_learnt(turns: list[tuple[str, dict[int, int], int, int | None]]) -> None:
+    ours, plain = token_estimates.TokenEstimator(capacity=3), UNCOMPILED["token_estimates"].TokenEstimator(capacity=3)
+    for model, added, tokens, completion in turns:
+        amounts = tuple(number for pair in added.items() for number in pair)
+        for one in (ours, plain):
+            one.learn(model, amounts, tokens, completion)
+        assert ours.estimate(model, amounts) == pytest.approx(plain.estimate(model, amounts), rel=1e-9, abs=1)
+        for asked in ((model, None, None), (model, 12.5, completion), ("e", None, tokens)):
+            assert ours.expected_output(*asked) == pytest.approx(plain.expected_output(*asked), rel=1e-9, abs=1)
+    for own, theirs in zip(ours.estimates(), plain.estimates(), strict=True):
+        assert own.model == theirs.model
+        for name in ("means", "variances", "output_tokens"):
+            known, as_python = getattr(own, name), getattr(theirs, name)
+            assert known == (None if as_python is None else pytest.approx(as_python, rel=1e-9))
+        newcomer = token_estimates.TokenEstimator()
+        newcomer.adopt(own)
+        assert list(newcomer.estimates()) == [own]
+
+
+@pytest.mark.parametrize("added", [(16, 5), (-17, 5), (0,), (0, "1"), [0, 1]])
+def test_what_are_no_amounts_is_an_error_and_nothing_else(added: Any) -> None:
+    with pytest.raises((IndexError, TypeError)):
+        token_estimates.TokenEstimator().estimate("m", added)

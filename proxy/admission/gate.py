@@ -232,7 +232,8 @@ class Admission:
             oldest_s, most = now_s - limit_s, max(1.0, limit_s * self._overload.rate_rps(now_s))
             for waiter in [one for one in self._line if one.ticket.arrived_s < oldest_s and not one.was_inside]:
                 self._turn_away(waiter, "overload")
-            while len(self._line) > most and not (last := self._line.last(newest)).was_inside:
+            lasts = self._line.lasts(newest)
+            while len(self._line) > most and not (last := next(lasts)).was_inside:
                 self._turn_away(last, "overload")
         if len(self._line) > self._queue_limit and newest.moved_s is None:
             self._turn_away(self._line.last(newest), "queue_full")

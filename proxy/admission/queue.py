@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
 
 import msgspec
 
@@ -108,6 +109,11 @@ class _Lane:
     flows: dict[str, list[Waiter]] = field(default_factory=dict)  # by tenant, none empty, in order of arrival
 
 
+def _room_of(waiters: Sequence[Waiter]) -> float:
+    """Less for a tenant with more turns for its weight."""
+    return -len(waiters) / waiters[-1].ticket.weight
+
+
 @dataclass(slots=True)
 class _Class:
     """Turns of one priority."""
@@ -131,14 +137,23 @@ class _Class:
         tenant = head.ticket.tenant
         return self.shares.start(tenant), self.lanes[head.ticket.needs].shares.ahead(tenant), head.number
 
-    def last(self, newest: Waiter) -> Waiter:
-        """The newest turn of the tenant with the most turns for its weight; of equal tenants, `newest`'s own."""
+    def lasts(self, newest: Waiter) -> Iterator[Waiter]:
+        """The newest turn of the tenant with the most turns for its weight; of equal tenants, `newest`'s own.
 
-        def crowding(tenant: str) -> tuple[float, bool]:
-            waiters = self.members[tenant]
-            return len(waiters) / waiters[-1].ticket.weight, tenant == newest.ticket.tenant
-
-        return self.members[max(self.members, key=crowding)][-1]
+        Then those that are it without the ones before, which are to be removed.
+        """
+        own, members = newest.ticket.tenant, self.members
+        crowds = [
+            (_room_of(waiters), tenant != own, place, tenant) for place, (tenant, waiters) in enumerate(members.items())
+        ]
+        heapify(crowds)
+        while crowds:
+            _, is_others, place, tenant = crowds[0]
+            yield members[tenant][-1]
+            if tenant in members:
+                heapreplace(crowds, (_room_of(members[tenant]), is_others, place, tenant))
+            else:
+                heappop(crowds)
 
 
 class WaitingLine:
@@ -146,6 +161,7 @@ class WaitingLine:
 
     def __init__(self) -> None:
         self._classes: dict[int, _Class] = {}  # none empty
+        self._wanted: dict[Hashable, set[Waiter]] = {}  # by needs, those of all classes that are not parked; none empty
         self._waiting: set[Waiter] = set()
         self._parked: set[Waiter] = set()
 
@@ -160,7 +176,7 @@ class WaitingLine:
 
     def is_wanted(self, needs: Hashable) -> bool:
         """Whether a turn with equal needs waits that is not parked."""
-        return any(needs in group.lanes for group in self._classes.values())
+        return needs in self._wanted
 
     def add(self, waiter: Waiter, *, parked: bool = False) -> None:
         """parked: not to be served before `unpark`."""
@@ -171,13 +187,12 @@ class WaitingLine:
         if parked:
             self._parked.add(waiter)
         else:
-            _put(group.lanes.setdefault(waiter.ticket.needs, _Lane()).flows, waiter)
+            self._line_up(waiter, group)
 
     def unpark(self, waiter: Waiter) -> None:
         if waiter in self._parked:
             self._parked.remove(waiter)
-            group = self._classes[waiter.ticket.priority]
-            _put(group.lanes.setdefault(waiter.ticket.needs, _Lane()).flows, waiter)
+            self._line_up(waiter, self._classes[waiter.ticket.priority])
 
     def remove(self, waiter: Waiter) -> None:
         if waiter not in self._waiting:
@@ -194,6 +209,9 @@ class WaitingLine:
             _drop(lane.flows, waiter)
             if not lane.flows:  # none waits: shares start anew with the next
                 del group.lanes[ticket.needs]
+            self._wanted[ticket.needs].remove(waiter)
+            if not self._wanted[ticket.needs]:
+                del self._wanted[ticket.needs]
         if not group.size:
             del self._classes[ticket.priority]
 
@@ -206,6 +224,9 @@ class WaitingLine:
                 rooms[needs] = has_room(ticket)
             return rooms[needs]
 
+        # Clients choose their classes, and nearly always nobody has room: then no class is looked through.
+        if not any(has_room_once(needs, next(iter(waiters)).ticket) for needs, waiters in self._wanted.items()):
+            return None
         for priority in sorted(self._classes):
             group = self._classes[priority]
             waiter = group.next(has_room_once)
@@ -220,7 +241,17 @@ class WaitingLine:
 
         Of the worst class, from the tenant that crowds it most: one tenant's flood must not close the queue to others.
         """
-        return self._classes[max(self._classes)].last(newest)
+        return next(self.lasts(newest))
+
+    def lasts(self, newest: Waiter) -> Iterator[Waiter]:
+        """The same of several that are too many. Each is to be removed before the next is asked for."""
+        for priority in sorted(self._classes, reverse=True):
+            yield from self._classes[priority].lasts(newest)
+
+    def _line_up(self, waiter: Waiter, group: _Class) -> None:
+        needs = waiter.ticket.needs
+        _put(group.lanes.setdefault(needs, _Lane()).flows, waiter)
+        self._wanted.setdefault(needs, set()).add(waiter)
 
 
 def _put(flows: dict[str, list[Waiter]], waiter: Waiter) -> None:

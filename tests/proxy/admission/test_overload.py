@@ -123,6 +123,44 @@ def test_clients_that_wait_for_their_answers_are_all_served_however_many() -> No
     run(work())
 
 
+def test_a_burst_of_many_tenants_under_overload_is_turned_away_in_a_few_looks_each() -> None:
+    """Each tenant is looked up by its name."""
+
+    async def looks(count: int) -> int:
+        class Name(str):
+            looked = 0
+
+            def __hash__(self) -> int:
+                Name.looked += 1
+                return super().__hash__()
+
+        door = Door(inside=100, queue=2048, wait_s=0.5, m=20)
+        first = [door.client("f") for _ in range(21)]  # one waits
+        for turn in first[:10]:
+            await asyncio.sleep(0.14)
+            turn.leave()
+            door.slots["m"] -= 1
+            await settle()
+        for number in range(count):
+            door.client("t", tenant=Name(number))
+        await settle()
+        assert door.admission.waiting == count + 1
+        await asyncio.sleep(STANDING_S - 9 * 0.14)
+        Name.looked = 0
+        door.client("newest")
+        await settle()
+        looked = Name.looked
+        assert door.admission.waiting < 10
+        await door.close()
+        return looked
+
+    async def work() -> None:
+        few, many = await looks(100), await looks(1000)
+        assert many < 15 * few
+
+    run(work())
+
+
 def test_turns_that_lost_their_worker_are_not_refused_for_their_age() -> None:
     async def work() -> None:
         fleet = Fleet()

@@ -247,6 +247,59 @@ def test_whom_a_full_queue_turns_away(waiting: list[str], newest: str, last: str
     assert last_of(waiting, newest) == last
 
 
+class Watched(str):
+    """Counts how often it is looked up."""
+
+    looks = 0
+
+    def __hash__(self) -> int:
+        Watched.looks += 1
+        return super().__hash__()
+
+
+@pytest.mark.parametrize("classes", [10, 1000])
+def test_a_turn_for_which_nobody_has_room_is_not_looked_for_in_each_class(classes: int) -> None:
+    needs = Watched("m")
+    line = line_of(replace(TICKET, priority=priority, needs=needs) for priority in range(classes))
+    Watched.looks = 0
+    assert line.take(needing()) is None
+    assert line.is_wanted(needs)
+    assert Watched.looks < 10
+
+
+@pytest.mark.parametrize("count", [100, 1000])
+def test_many_are_turned_away_in_a_few_looks_each(count: int) -> None:
+    waiters = [
+        Waiter(replace(TICKET, tenant=Watched(f"t{number % (count // 2)}"), priority=number % 2), number)
+        for number in range(count)
+    ]
+    line = WaitingLine()
+    for waiter in waiters:
+        line.add(waiter)
+    Watched.looks = 0
+    for last in line.lasts(waiters[-1]):
+        line.remove(last)
+    assert not line
+    assert Watched.looks < 20 * count
+
+
+@given(st.lists(st.tuples(st.sampled_from("abw"), st.integers(0, 2)), min_size=1, max_size=12))
+def test_whoever_is_turned_away_next_would_be_after_those_before(waiting: list[tuple[str, int]]) -> None:
+    def line() -> tuple[WaitingLine, Waiter]:
+        tickets = [replace(TICKET, tenant=who, priority=of, weight=2.0 if who == "w" else 1.0) for who, of in waiting]
+        made = line_of(tickets)
+        return made, max(made, key=lambda waiter: waiter.number)
+
+    (at_once, newest), (one_by_one, same) = line(), line()
+    for waiter in at_once.lasts(newest):
+        expected = one_by_one.last(same)
+        assert waiter.number == expected.number
+        at_once.remove(waiter)
+        one_by_one.remove(expected)
+    assert not at_once
+    assert not one_by_one
+
+
 def test_shares_forget_tenants_without_a_claim() -> None:
     shares = Shares()
     for number in range(10_000):

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from .worker import Load
 
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+([^\s]+)")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+# Neither begins inside of a word nor goes back: a line of 40 KB had taken 5 s.
+_LABEL = re.compile(r'\b(\w++)="((?:[^"\\]|\\.)*+)"')
 
 METRICS_PATH = "/metrics"
 _PATHS = {"trtllm": "/prometheus/metrics"}  # its /metrics drains a queue of statistics, and is for one reader

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -146,3 +148,18 @@ def test_no_text_breaks_it(text: str) -> None:
 def test_numbers_that_no_engine_means_are_passed_over(name: str, value: str) -> None:
     lines = f'{name}{{engine="0"}} {value}\n{name}{{engine="1"}} {value}\ntrtllm_kv_cache_tokens_per_block 1e308\n'
     assert parse_metrics(lines) == EngineMetrics()
+
+
+@pytest.mark.parametrize("labels", ["a", 'a="', 'a="\\"', 'a="x",', " a", "}"])
+def test_a_line_that_is_sixteen_times_as_long_takes_no_hundred_times_as_long(labels: str) -> None:
+    """It took 256 times as long where a word had no end, and an engine may send a line of 8 MiB."""
+
+    def seconds(count: int) -> float:
+        line, took_s = f"vllm:num_requests_running{{{labels * count}}} 1\n", []
+        for _ in range(5):
+            began_s = time.thread_time()
+            parse_metrics(line)
+            took_s.append(time.thread_time() - began_s)
+        return min(took_s)
+
+    assert seconds(16 * 1000) < 100 * seconds(1000)

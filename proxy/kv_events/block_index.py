@@ -33,7 +33,9 @@ _PLACE = (1 << _DEPTH_BITS) - 1
 _NO_RUN = 0
 _NO_BRANCH = 0
 _ADAPTERS_LIMIT = 4096
-FORKS_LIMIT = 512  # of one prompt: a microsecond each
+FORKS_LIMIT = (
+    512  # of one prompt: up to a microsecond each, for each event and each look; blocks beyond are passed over
+)
 _MOST_BITS = _DEPTH_BITS + PLACE_BITS
 _NOTHING = (_POSITION << _MOST_BITS) | (_POSITION << _DEPTH_BITS)  # of a session that lost all, and all was told
 
@@ -48,6 +50,7 @@ class Run(msgspec.Struct, gc=False):
     unbroken: int = 0  # how many of its first blocks are there
     tokens: bytearray = msgspec.field(default_factory=bytearray)  # of its first blocks, as far as they are known
     branch: int = _NO_BRANCH  # its key among the branches
+    forks: int = 0  # runs before it
 
 
 class BlockIndex:
@@ -204,8 +207,8 @@ class BlockIndex:
             place = known + 1
             self._heal(place)
         end = self._follow(place, stored)
-        if end is None:
-            return "contradiction"
+        if isinstance(end, str):
+            return end
         if stored.session is not None:
             self._name(stored.session, end)
         return None
@@ -222,8 +225,8 @@ class BlockIndex:
                     run.unbroken += 1
             number, upto = run.parent, run.offset
 
-    def _follow(self, place: int, stored: Stored) -> int | None:
-        """The place after these blocks, which begin at `place`; None if one of them belongs elsewhere."""
+    def _follow(self, place: int, stored: Stored) -> int | str:
+        """The place after these blocks, which begin at `place`; or why there is none, as one belongs elsewhere."""
         hashes, at = stored.hashes, 0
         while hashes:
             run, position = self._runs.get(place >> PLACE_BITS), place & _POSITION
@@ -234,9 +237,11 @@ class BlockIndex:
             elif (other := self._places.get(hashes[0])) is not None:  # where another prompt went on from here
                 branch = self._runs[other >> PLACE_BITS]
                 if other & _POSITION or (branch.parent << PLACE_BITS) + branch.offset != place:
-                    return None
+                    return "contradiction"
                 place, known = other, 0
             else:
+                if run is not None and run.forks == FORKS_LIMIT and position < len(run.hashes):
+                    return "forks"
                 known = self._unknown(hashes)
                 start, place = place, self._extend(place, hashes[:known])
                 if stored.tokens is not None:
@@ -246,17 +251,24 @@ class BlockIndex:
         return place
 
     def _unknown(self, hashes: array[int]) -> int:
-        """How many of them, from the first, have no place."""
-        if self._places.keys().isdisjoint(hashes):
+        """How many of them, from the first, have no place, nor are named before."""
+        seen = set(hashes)
+        if len(seen) == len(hashes) and self._places.keys().isdisjoint(seen):
             return len(hashes)
-        return next(count for count, block in enumerate(hashes) if block in self._places)
+        seen.clear()
+        for count, block in enumerate(hashes):
+            if block in self._places or block in seen:
+                return count
+            seen.add(block)
+        raise AssertionError("one of them is one of these")
 
     def _extend(self, place: int, hashes: array[int]) -> int:
         """Adds blocks that have no place yet after `place`: to its run where that ends there, else as a branch."""
         run, position = self._runs.get(place >> PLACE_BITS), place & _POSITION
         if run is None or position < len(run.hashes):
             self._numbers += 1
-            run = Run(self._numbers, place >> PLACE_BITS, position, array("Q"))
+            forks = 0 if run is None else run.forks + 1
+            run = Run(self._numbers, place >> PLACE_BITS, position, array("Q"), forks=forks)
             self._runs[run.number] = run
         start = (run.number << PLACE_BITS) + len(run.hashes)
         self._places.update(zip(hashes, range(start, start + len(hashes)), strict=True))

@@ -19,6 +19,7 @@ from ..errors import FormatError
 from .block_tokens import UnreadTokens
 
 BLOCK_TOKENS_LIMIT = 65_536
+EVENTS_LIMIT = 200_000  # of a batch: an engine removes blocks one by one, and may make room for a long prompt at once
 FULL_ATTENTION = ("full_attention", "mla_attention", "sink_full_attention")
 
 _BITS = 0xFFFF_FFFF_FFFF_FFFF
@@ -57,9 +58,12 @@ class EventBatch(msgspec.Struct, frozen=True):
     passed_over: Counter[str]  # other events, by why they are
 
 
+_MOST_EVENTS = msgspec.Meta(max_length=EVENTS_LIMIT)  # looked at before any of them is
+
+
 class _RawBatch(msgspec.Struct, array_like=True):
     ts: float
-    events: list[msgspec.Raw]
+    events: Annotated[list[msgspec.Raw], _MOST_EVENTS]
 
 
 class _Rank(msgspec.Struct, array_like=True):
@@ -122,7 +126,7 @@ class _ClearedArray(msgspec.Struct, tag="AllBlocksCleared", array_like=True):
 
 class _MapBatch(msgspec.Struct, array_like=True):
     ts: float
-    events: list[_StoredMap | _RemovedMap | _ClearedMap]
+    events: Annotated[list[_StoredMap | _RemovedMap | _ClearedMap], _MOST_EVENTS]
 
 
 _Event = _StoredMap | _RemovedMap | _ClearedMap | _StoredArray | _RemovedArray | _ClearedArray

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppd.proxy.kv_events.block_index import SWEEP_SLACK, BlockIndex
+from ppd.proxy.kv_events.block_index import FORKS_LIMIT, SWEEP_SLACK, BlockIndex
 from ppd.proxy.kv_events.event_batch import CacheChange, Cleared, Removed, Stored
 
 A, B, C = 1, 2, 3
@@ -53,6 +53,7 @@ PROMPT, MORE = store([1, 2, 3]), store([4, 5], 3)
         ([PROMPT, store([9], 8)], {A: 48}),
         ([PROMPT, store([2], 3)], {A: 48}),  # a block is in one place only
         ([PROMPT, store([4, 1], 3)], {A: 48}),
+        ([PROMPT, store([4, 5, 4], 3)], {A: 48}),
         ([PROMPT, store([])], {A: 48}),
         ([PROMPT, store([4], 3, group=1), remove(1, group=1)], {A: 48}),
         ([PROMPT, store([4], 3, tokens=4)], {A: 48}),
@@ -122,6 +123,24 @@ def test_beyond_its_limit_an_index_knows_nothing_until_it_is_cleared() -> None:
     index.apply(Cleared())
     index.apply(PROMPT)
     assert index.held(A) == 48
+
+
+def test_a_block_that_is_named_many_times_takes_one_place() -> None:
+    index = BlockIndex(blocks_limit=100)
+    for block in range(1, 50):
+        assert index.apply(store([block] * 1000)) == "contradiction"
+    assert (len(index), index.slots) == (49, 49)
+
+
+def test_a_prompt_is_followed_through_so_many_forks_alone() -> None:
+    """Each event, and each look at what is held, goes through all forks before it."""
+    index = BlockIndex()
+    index.apply(store([1, 2]))
+    reasons = [index.apply(store([at + 2, at + 3], at)) for at in range(1, 2 * FORKS_LIMIT + 7, 2)]
+    assert reasons[:FORKS_LIMIT] == [None] * FORKS_LIMIT
+    assert reasons[FORKS_LIMIT:] == ["forks", "unknown_parent", "unknown_parent"]
+    assert index.apply(store([0], 2 * FORKS_LIMIT + 2)) is None  # no fork
+    assert index.held(A) == 16 * (FORKS_LIMIT + 3)
 
 
 def test_the_sessions_without_news_are_forgotten_first() -> None:

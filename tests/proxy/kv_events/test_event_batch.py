@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppd.proxy.errors import FormatError
-from ppd.proxy.kv_events.event_batch import CacheChange, Cleared, Removed, Stored, decode, rank_of, session_name
+from ppd.proxy.kv_events.event_batch import (
+    EVENTS_LIMIT,
+    CacheChange,
+    Cleared,
+    Removed,
+    Stored,
+    decode,
+    rank_of,
+    session_name,
+)
 from tests.support.announcements import stored_event
 
 SESSION = 0x0123456789ABCDE
@@ -111,6 +120,15 @@ def test_what_is_not_in_the_engines_own_memory_is_passed_over(event: Any, why: s
 )
 def test_a_batch_that_cannot_be_read_whole_is_none(payload: bytes) -> None:
     with pytest.raises(FormatError):
+        decode(payload)
+
+
+@pytest.mark.parametrize("event", [0, {"type": "Unheard"}, {"type": "AllBlocksCleared"}, ["AllBlocksCleared"]])
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_batch_has_so_many_events_at_most(event: Any, more: int) -> None:
+    """They are counted before any is read: 32 MB of the shortest would take half a minute, and 3 GB."""
+    payload = msgspec.msgpack.encode([1.0, [event] * (EVENTS_LIMIT + more), 0])
+    with pytest.raises(FormatError) if more else contextlib.nullcontext():
         decode(payload)
 
 

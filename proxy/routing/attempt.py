@@ -257,6 +257,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 MOST_ASKED = 2  # requests of one turn to one worker
+MOST_SEARCHED = 64  # workers asked for a stored response: one wrong id shall not cost a large fleet a request each
 _ENDS_WITH_THE_FLEET = (Cause.OVERLOADED, Cause.UNKNOWN_MODEL, Cause.UNKNOWN_RESPONSE)  # all may be asked
 
 
@@ -356,7 +357,8 @@ class FailedAttempts:
             self.handing_over += 1
         elif exc.cause not in _ENDS_WITH_THE_FLEET:
             self.answering += 1
-        return self.answering < self.limit
+        searched = sum(failure.cause is Cause.UNKNOWN_RESPONSE for failure in self.keys.values())
+        return self.answering < self.limit and searched < MOST_SEARCHED
 
     def forgive_unreached(self) -> set[Key]:
         """Workers that were not reached may be asked again: these."""

@@ -16,7 +16,7 @@ from ppd.proxy.health.circuit_breaker import RetryBudget
 from ppd.proxy.health.poisoned_prompts import is_loss
 from ppd.proxy.health.worker_health import Key
 from ppd.proxy.openai.edits import Redaction
-from ppd.proxy.routing.attempt import FailedAttempts
+from ppd.proxy.routing.attempt import MOST_SEARCHED, FailedAttempts
 from ppd.proxy.routing.service import in_class
 from ppd.proxy.telemetry.receipts import LegRecord
 from tests.support.attempts import decision, running, view
@@ -127,6 +127,16 @@ def test_where_pairs_of_every_p_have_failed_each_may_be_tried_with_another_d() -
 def test_answers_have_a_limit() -> None:
     failed = FailedAttempts(3)
     assert [fail(failed, D_RESET) for _ in range(3)] == [True, True, False]
+
+
+def test_a_stored_response_is_looked_for_on_so_many_workers() -> None:
+    """Without any limit of attempts: but a wrong id would be asked of each worker of a large fleet."""
+    failed, leg = FailedAttempts(limit=1), Leg.LOCAL
+    row = ROWS[leg, Phase.HEADERS, Cause.UNKNOWN_RESPONSE]
+    exc = LegError("", worker="", phase=Phase.HEADERS, cause=Cause.UNKNOWN_RESPONSE, status=404)
+    may = [failed.book(leg, WorkerId(f"d{at}"), exc, row, row.whole) for at in range(MOST_SEARCHED)]
+    assert may == [True] * (MOST_SEARCHED - 1) + [False]
+    assert failed.error() is exc
 
 
 @pytest.mark.parametrize("refused", [D_REFUSED, P_REFUSED])

@@ -40,14 +40,14 @@ class EngineStatus:
     event_sources: bytes | None = None  # its answer at that path, empty if it has none; None: not asked, or not known
 
 
-class _Card(msgspec.Struct):
+class Card(msgspec.Struct):
     id: str
     root: str | None = None  # where the weights are; all names of one model have the same
     parent: str | None = None  # of an adapter: the model that it adapts
 
 
 class _Models(msgspec.Struct):
-    data: list[_Card]
+    data: list[Card]
 
 
 class _Version(msgspec.Struct):
@@ -105,7 +105,7 @@ async def probe(
     return EngineStatus(
         healthy=True,
         models=tuple(card.id for card in cards),
-        aliases=_aliases(cards),
+        aliases=aliases_of(cards),
         version=_version(version),
         metrics=parse_metrics((metrics or b"").decode("utf-8", "replace")),
         scraped=metrics is not None,
@@ -152,20 +152,24 @@ def reason_of(exc: Exception, timeout_s: float) -> str:
     return getattr(error, "strerror", None) or type(exc).__name__
 
 
-def _model_cards(body: bytes | None) -> list[_Card]:
+def _model_cards(body: bytes | None) -> list[Card]:
     try:
         return msgspec.json.decode(body or b"", type=_Models).data
     except (msgspec.DecodeError, UnicodeDecodeError):
         return []
 
 
-def _aliases(cards: Iterable[_Card]) -> dict[str, str]:
+def aliases_of(cards: Iterable[Card]) -> dict[str, str]:
     """Adapters have none: an engine keeps the KV of each by its name."""
     roots = dict[str, list[str]]()
     for card in cards:
         if card.root is not None and card.parent is None:
             roots.setdefault(card.root, []).append(card.id)
-    return {name: min(names) for names in roots.values() for name in names if name != min(names)}
+    found = dict[str, str]()
+    for names in roots.values():
+        first = min(names)
+        found |= {name: first for name in names if name != first}
+    return found
 
 
 def _version(body: bytes | None) -> str:

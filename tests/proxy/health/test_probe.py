@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from ppd.proxy.health.probe import UNTRUSTED, EngineStatus, probe
+from ppd.proxy.health.probe import UNTRUSTED, Card, EngineStatus, aliases_of, probe
 from tests.support.credentials import Authority
 
 
@@ -56,6 +56,19 @@ async def test_names_with_one_root_are_one_models_and_adapters_are_not(session: 
     data = [{"id": name, "root": root, "parent": parent} for name, root, parent in cards]
     status = await look(session, {"/health": 200, "/v1/models": json.dumps({"data": data})})
     assert status.aliases == {"b": "a"}
+
+
+def test_thousands_of_names_of_one_model_are_compared_once_each() -> None:
+    class Name(str):
+        compared = 0
+
+        def __lt__(self, other: str) -> bool:
+            Name.compared += 1
+            return super().__lt__(other)
+
+    cards = [Card(Name(f"name {at}"), "/m") for at in range(1000)]
+    assert len(aliases_of(cards)) == 999
+    assert Name.compared < 2000
 
 
 @pytest.mark.parametrize("body", ["{", "[]", '{"data": 3}', '{"data": [{}]}', "\x00"])

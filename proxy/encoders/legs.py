@@ -30,6 +30,7 @@ from .encoder_chooser import EncoderChooser, EncoderTurn, as_text
 log = logging.getLogger(__name__)
 
 LABEL = "encode"
+LEGS_AT_ONCE = 32  # asked in one step of the loop: each takes some 0.1 ms, and a request may have hundreds of items
 
 
 class EncodedTurn(msgspec.Struct):
@@ -97,11 +98,12 @@ class EncoderLegs:
         record: EncoderRecord,
         decisions: dict[str, ItemDecision],
     ) -> EncodedItems:
-        legs = {
-            asyncio.create_task(self._leg(turn, view, items, turn.leg_id(f"e{number}"), record)): items
-            for number, (view, items) in enumerate(batches)
-        }
+        legs: dict[asyncio.Task[EncodedItems | None], list[MediaItem]] = {}
         try:
+            for number, (view, items) in enumerate(batches):
+                if number and number % LEGS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                legs[asyncio.create_task(self._leg(turn, view, items, turn.leg_id(f"e{number}"), record))] = items
             if legs:
                 await asyncio.wait(legs)
         finally:  # its client may have left

@@ -339,7 +339,9 @@ class ProxyConfig:
     )
 
     receipts_kept: AtLeastOne = key(
-        10_000, "how many receipts are kept in memory, for `/admin/requests/{id}`", group="Records"
+        10_000,
+        "how many receipts are kept in memory, for `/admin/requests/{id}`; one of many legs takes the place of several",
+        group="Records",
     )
     receipt_log: Text = key("", "a file for all receipts, one JSON line per turn; empty: none")
     access_log: AccessFormat = key(AccessFormat.OFF, "one line for each request, on standard output")

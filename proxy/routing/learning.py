@@ -16,7 +16,7 @@ from ..runtime.tasks import Drain, draining
 from ..sessions.prefix_chain import PrefixEnd
 from ..sessions.table import SessionMatch, TurnOutcome
 from ..telemetry.metrics import Metrics
-from ..telemetry.receipts import Receipt, ReceiptLog
+from ..telemetry.receipts import LEGS_OF_ONE, Receipt, ReceiptLog, Receipts
 from .attempt import Attempt
 from .foresight import came_to
 from .reading_back import keep
@@ -42,6 +42,8 @@ class SeenAnswer(msgspec.Struct, frozen=True):
 
 class ReceiptEnds:
     """Closes receipts, and counts what they say. What a completed turn teaches is told by those that inherit."""
+
+    _receipts: Receipts | None = None  # that are kept
 
     def __init__(self, metrics: Metrics, drain: Drain, log: Callable[[Receipt], None] | None) -> None:
         """log: told each receipt, once it is closed."""
@@ -79,6 +81,8 @@ class ReceiptEnds:
         if receipt.encoder is not None:
             for decision in receipt.encoder.decisions:
                 self._metrics.encoder_items.labels(decision).inc()
+        if (len(receipt.legs) >= LEGS_OF_ONE or receipt.encoder is not None) and self._receipts is not None:
+            self._receipts.ended(receipt)
         if receipt.client:  # else no key is required
             tokens = receipt.prompt_tokens or 0, receipt.completion_tokens or 0
             self._metrics.by_key.turn(receipt.client, outcome, *tokens)
@@ -109,6 +113,7 @@ class Learner(ReceiptEnds):
             state.metrics, drain, None if log is None else lambda one: log.write(state.receipts.written(one))
         )
         self._state = state
+        self._receipts = state.receipts
         self._sessions = state.sessions
         self._tokens = state.tokens
         self._templates = state.templates

@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 RECEIPT_LIMITS = WriterLimits(queue_bytes=64 * 1024 * 1024, pause_s=0.5)
 COMPLAIN_EVERY_S = 60.0
+LEGS_OF_ONE = 8  # so many take as much memory as a receipt without any
 LINE_LIMIT_BYTES = 1024 * 1024
 CLOSE_S = 3.0
 
@@ -196,7 +197,7 @@ class UnwrittenWays(Protocol):
 
 
 class Receipts:
-    """The newest `kept` receipts, by request id.
+    """The newest `kept` receipts, by request id; fewer where some have many legs.
 
     What is said of the ways that were judged takes as long to write as a tenth of a turn. So it is written only once a
     receipt is read.
@@ -204,21 +205,33 @@ class Receipts:
 
     def __init__(self, kept: int) -> None:
         self._kept = kept
-        self._by_id: dict[str, Receipt] = {}
-        self._in_turn: deque[Receipt] = deque()  # oldest first, with those whose id another one has by now
+        self._by_id: OrderedDict[str, Receipt] = OrderedDict()  # oldest first
+        self._more: dict[str, int] = {}  # by id, how many others a receipt of many legs counts as
+        self._all_more = 0
         self._unwritten: dict[str, UnwrittenWays] = {}
 
     def open(self, receipt: Receipt) -> None:
         by_id = self._by_id
-        if (before := by_id.get(receipt.id)) is not None:
+        if (before := by_id.pop(receipt.id, None)) is not None:
             self._close(before)
         by_id[receipt.id] = receipt
-        self._in_turn.append(receipt)
-        while len(self._in_turn) > self._kept:
-            oldest = self._in_turn.popleft()
-            if by_id.get(oldest.id) is oldest:
-                del by_id[oldest.id]
-                self._close(oldest)
+        if len(by_id) + self._all_more > self._kept:
+            self._forget()
+
+    def ended(self, receipt: Receipt) -> None:
+        """Its turn has ended, so all its legs are known."""
+        encoder = receipt.encoder
+        legs = len(receipt.legs) + (0 if encoder is None else len(encoder.legs))
+        if legs >= LEGS_OF_ONE and self._by_id.get(receipt.id) is receipt:
+            more = legs // LEGS_OF_ONE
+            self._all_more += more - self._more.get(receipt.id, 0)
+            self._more[receipt.id] = more
+            self._forget()
+
+    def _forget(self) -> None:
+        while 1 < len(self._by_id) > self._kept - self._all_more:
+            _, oldest = self._by_id.popitem(last=False)
+            self._close(oldest)
 
     def judged(self, receipt: Receipt, ways: UnwrittenWays | None) -> None:
         """Of its newest decision; None: the mode judges none."""
@@ -246,12 +259,13 @@ class Receipts:
 
     def one_by_one(self, limit: int) -> Iterator[Receipt]:
         """Those that are the newest at first. Each is written as it is taken, so other turns may go on between."""
-        kept = (one for one in reversed(self._in_turn) if self._by_id.get(one.id) is one)
-        for receipt in list(islice(kept, limit)):
+        for receipt in list(islice(reversed(self._by_id.values()), limit)):
             yield self.written(receipt)
 
     def _close(self, receipt: Receipt) -> None:
         """It is no longer kept; its turn may go on, and be logged."""
+        if self._more:
+            self._all_more -= self._more.pop(receipt.id, 0)
         ways = self._unwritten.pop(receipt.id, None) if self._unwritten else None
         if ways is not None and receipt.outcome == "running":
             receipt.candidates = ways.record()

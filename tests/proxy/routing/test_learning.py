@@ -15,6 +15,7 @@ from ppd.proxy.assembly import new_state
 from ppd.proxy.beliefs.held import Residency
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.connectors.leg import Handoff
+from ppd.proxy.failures import Leg
 from ppd.proxy.laws.corrections import Figure
 from ppd.proxy.laws.prediction import Prediction
 from ppd.proxy.laws.profiles import Profiles
@@ -31,7 +32,7 @@ from ppd.proxy.routing.receipt_notes import JudgedWays
 from ppd.proxy.routing.state import State
 from ppd.proxy.runtime.tasks import Drain
 from ppd.proxy.sessions.table import TurnOutcome
-from ppd.proxy.telemetry.receipts import Receipt, ReceiptLog
+from ppd.proxy.telemetry.receipts import LEGS_OF_ONE, LegRecord, Receipt, ReceiptLog
 from tests.support.attempts import running
 from tests.support.decisions import D1, D2, NEXT, P2
 from tests.support.requests import parse
@@ -183,3 +184,15 @@ def test_the_largest_counts_that_are_believed_can_be_kept() -> None:
     outcome = TurnOutcome(prompt_tokens=most, completion_tokens=most, decode=held)
     state.sessions.finish(state.sessions.find(prompt, DECIDED_S), prompt, outcome, LAST_S)
     assert state.sessions.find(prompt, LAST_S).decode == held
+
+
+def test_a_turn_of_many_legs_takes_the_places_of_several_receipts() -> None:
+    state = new_state(ProxyConfig(receipts_kept=3), Member(), lambda: LAST_S, WorkerLaws(Profiles("h100-llama-3.1-8b")))
+    attempts = [attempt_of(state, LOCAL) for _ in range(3)]
+    for number, made in enumerate(attempts):
+        made.receipt.id = str(number)
+        state.receipts.open(made.receipt)
+    last = attempts[-1].receipt
+    last.legs = [LegRecord(kind=Leg.LOCAL, worker="D1", address="d:1", started_s=0.0)] * LEGS_OF_ONE
+    Learner(state, Drain(), None).failed(last, LAST_S)
+    assert [one.id for one in state.receipts.newest(5)] == ["2", "1"]

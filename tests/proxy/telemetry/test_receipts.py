@@ -6,7 +6,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ppd.proxy.telemetry.receipts import CandidatesRecord, Receipt, ReceiptLog, Receipts
+from ppd.proxy.failures import Leg
+from ppd.proxy.telemetry.receipts import (
+    LEGS_OF_ONE,
+    CandidatesRecord,
+    EncoderLegRecord,
+    EncoderRecord,
+    LegRecord,
+    Receipt,
+    ReceiptLog,
+    Receipts,
+)
 
 
 def receipt(request_id: str) -> Receipt:
@@ -40,6 +50,37 @@ def test_a_repeated_id_keeps_one_receipt_the_newer() -> None:
     receipts.open(receipt("b"))  # in place of the old one
     assert [kept.id for kept in receipts.newest(5)] == ["b", "a"]
     assert receipts.find("a") is new
+
+
+def test_a_receipt_of_many_legs_takes_the_places_of_several() -> None:
+    receipts, large, encoded = Receipts(10), receipt("large"), receipt("encoded")
+    large.legs = [LegRecord(kind=Leg.LOCAL, worker="D1", address="d:1", started_s=0.0)] * (3 * LEGS_OF_ONE)
+    leg = EncoderLegRecord(id="e", worker="E1", address="e:1", items=1, started_s=0.0)
+    encoded.encoder = EncoderRecord(began_s=0.0, legs=[leg] * (50 * LEGS_OF_ONE))
+    for one in (large, *map(receipt, "abcdef")):
+        receipts.open(one)
+        receipts.ended(one)
+    assert [one.id for one in receipts.newest(20)] == [*"fedcba", "large"], "7 and 3 more"
+    receipts.open(receipt("g"))
+    assert [one.id for one in receipts.newest(20)] == [*"gfedcba"]
+    receipts.open(encoded)
+    receipts.ended(encoded)
+    assert [one.id for one in receipts.newest(20)] == ["encoded"], "the newest stays in any case"
+    receipts.ended(large)  # it is not kept
+    for name in "hijklmnopq":
+        receipts.open(receipt(name))
+    assert [one.id for one in receipts.newest(20)] == [*"qponmlkjih"]
+
+
+def test_a_repeated_id_gives_the_places_of_the_older_receipt_back() -> None:
+    receipts = Receipts(4)
+    for _ in range(3):
+        one = receipt("a")
+        one.legs = [LegRecord(kind=Leg.LOCAL, worker="D1", address="d:1", started_s=0.0)] * (2 * LEGS_OF_ONE)
+        receipts.open(one)
+        receipts.ended(one)
+    receipts.open(receipt("b"))
+    assert [one.id for one in receipts.newest(5)] == ["b", "a"]
 
 
 class Ways:

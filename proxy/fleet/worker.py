@@ -179,10 +179,8 @@ class Announcement(msgspec.Struct, frozen=True):
 
 def settled(aliases: Mapping[str, str]) -> dict[str, str]:
     """The least name of each model that has several. aliases: as of all workers, which may know different names."""
-
-    def least(name: str) -> str:
-        while (other := aliases.get(name, name)) < name:
-            name = other
-        return name
-
-    return {name: least(name) for name in aliases}
+    found = dict[str, str]()
+    for name in sorted(aliases):  # so that what a lesser name comes to is known
+        other = aliases[name]
+        found[name] = found.get(other, other) if other < name else name
+    return found

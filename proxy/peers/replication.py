@@ -145,8 +145,9 @@ class Replication:
         self._operated.settings.added = set(workers)
 
     def _apply_fleet(self, workers: list[WorkerId]) -> None:
+        left = set(workers)
         for view in self._state.registry.views():
-            if view.id not in workers:
+            if view.id not in left:
                 self._lose_worker(view.id)
 
     def _apply_worker(self, view: WorkerView) -> None:

@@ -29,6 +29,7 @@ from ppd.proxy.peers.events import (
     SnapshotEnd,
     SnapshotRequest,
     WorkerGone,
+    WorkersPresent,
 )
 from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.prefix_chain import Chain, Marks
@@ -320,3 +321,23 @@ def teach(order: TemplateOrder, model: str) -> None:
     for text, cached in ((1, 0), (2, 250)):
         chain = Chain((9, 9 ^ text, 9 ^ text ^ 64, 5), (0, 400, 1400, 1600), Hasher(bytes(16)), marks=Marks(2, 1))
         order.learn(model, R1, chain, 400, cached)
+
+
+async def test_who_is_left_of_a_large_fleet_is_found_in_a_few_looks_each(pair: Pair) -> None:
+    class Id(str):
+        compared = 0
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            Id.compared += 1
+            return super().__eq__(other)
+
+    proxy, count = pair.ones[0], 500
+    for number in range(count):
+        worker(proxy.state.registry, f"r:{number}")
+    left = [WorkerId(Id(f"r:{number}")) for number in range(1, count)]
+    replication = proxy.membership._replication
+    replication.appliers[WorkersPresent](1, WorkersPresent(left))
+    assert len(proxy.state.registry) == count - 1
+    assert Id.compared < 10 * count
+    await pair.hush()

@@ -204,6 +204,21 @@ async def test_bodies_that_are_large_or_intricate_go_to_the_helper() -> None:
             await some.forwarded("application/json", start + more, ANYBODY, "/pooling")
 
 
+@pytest.mark.parametrize(("endpoint", "member", "is_here"), [(CHAT, "messages", True), (RESPONSES, "input", False)])
+async def test_items_of_responses_go_to_the_helper_sooner(endpoint: Endpoint, member: str, is_here: bool) -> None:
+    """One takes as long to read as several messages."""
+    asked = []
+
+    class Asked(InThisProcess):
+        async def ask(self, name: str, arguments: bytes, shared: SharedBytes) -> tuple[bytes, SharedBytes | None]:
+            asked.append(name)
+            return await super().ask(name, arguments, shared)
+
+    body = json.dumps({"model": "m", member: [USER] * 4000})  # 12,000 values
+    await BodyReader(ProxyConfig(), HASHER, helper=Asked()).turn(endpoint, {}, ANYBODY, body.encode())
+    assert asked == ([] if is_here else ["turn"])
+
+
 async def test_a_forwarded_body_loses_what_no_worker_may_see() -> None:
     some, client = reader(), Client(name="k", tenant="k", priority=5)
     model, same = await some.forwarded(

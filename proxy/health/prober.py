@@ -30,6 +30,9 @@ from .probe import EngineStatus, probe
 
 log = logging.getLogger(__name__)
 
+BEGUN_AT_ONCE, BEGUN_EVERY_S = 8, 0.005
+"""Probes: one takes a millisecond of the loop, and of a thousand workers all would be due in one step of it."""
+
 MISSES = 3  # probes in a row without an answer: then a worker is down, and legs that it has not answered are ended
 
 
@@ -89,7 +92,7 @@ class Prober:
         try:
             while True:
                 self._nudged.clear()
-                self._look_around()
+                await self._look_around()
                 pause_s = min(self._interval_s, 1.0) if self._anyone_in_doubt() else self._interval_s
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._nudged.wait(), pause_s)
@@ -97,7 +100,7 @@ class Prober:
             for task in self._probing.values():
                 task.cancel()
 
-    def _look_around(self) -> None:
+    async def _look_around(self) -> None:
         views = self._registry.views()
         for gone in self._missed.keys() - {view.id for view in views}:
             del self._missed[gone]  # one that comes back starts at 0
@@ -106,7 +109,9 @@ class Prober:
             del self._told_events[gone]
         for worker_id, missed in self._missed.items():
             self._compare(worker_id, missed)
-        for view in views:
+        for at, view in enumerate([view for view in views if view.worker.source is not Source.AGENT]):
+            if at and at % BEGUN_AT_ONCE == 0:
+                await asyncio.sleep(BEGUN_EVERY_S)
             self.ask_again(view)
 
     def _compare(self, worker_id: WorkerId, missed: _Missed) -> None:
@@ -132,7 +137,7 @@ class Prober:
 
     def doubt(self, view: WorkerView) -> None:
         """Ends the worker's legs if probes find it dead: its agent fell silent, or it does not react to a leg."""
-        if view.id not in self._probing:
+        if view.id not in self._probing and self._upstream.waits_for(view.id):
             self._start(view, self._hang_up_if_dead(view))
 
     def _start(self, view: WorkerView, probing: Coroutine[Any, Any, None]) -> None:

@@ -227,6 +227,10 @@ class Upstream:
         """Keeps `count` idle connections to each worker, so that a turn after a pause need not connect."""
         await asyncio.gather(*(self._pool(worker).warm(count, limit_s) for worker in workers))
 
+    def waits_for(self, worker: WorkerId) -> bool:
+        """Whether a client has had no byte yet of what the worker is asked."""
+        return worker in self._calls
+
     def hang_up(self, worker: WorkerId, *, only_handoffs: bool = False) -> None:
         """Ends requests whose clients have had no byte, or of them `only_handoffs` that may arrive late."""
         for call in tuple(self._calls.get(worker, ())):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,7 +19,7 @@ from aiohttp.test_utils import BaseTestServer, TestServer
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.worker import NO_EVENTS, UNHEARD, Announcement, EventSource, Role, Source, Worker
-from ppd.proxy.health.prober import MISSES, Prober
+from ppd.proxy.health.prober import BEGUN_AT_ONCE, MISSES, Prober
 from ppd.proxy.runtime.tls import worker_tls
 from ppd.proxy.upstream.client import Upstream
 
@@ -30,6 +32,10 @@ class FakeUpstream:
         self.kept_but_handoffs: list[str] = []
         self.alive: list[str] = []
         self.answered = 0
+        self.is_waiting = True
+
+    def waits_for(self, worker: str) -> bool:
+        return self.is_waiting
 
     def hang_up(self, worker: str, *, only_handoffs: bool) -> None:
         (self.kept_but_handoffs if only_handoffs else self.hung_up).append(worker)
@@ -70,7 +76,7 @@ class Bench:
         return view is not None and view.up
 
     async def round(self) -> None:
-        self.prober._look_around()
+        await self.prober._look_around()
         await asyncio.gather(*self.prober._probing.values())
         await asyncio.sleep(0)
 
@@ -216,6 +222,59 @@ async def test_a_silent_agents_worker_is_hung_up_on_only_if_it_is_dead_too() -> 
         it.upstream.answered += 1
         await asyncio.gather(*it.prober._probing.values())
         assert it.upstream.hung_up == it.upstream.kept_but_handoffs == [it.worker.id], "it answers turns"
+
+
+async def test_a_silent_worker_of_which_nobody_waits_for_an_answer_is_not_probed() -> None:
+    """Thousands that were announced may fall silent at once."""
+    async with bench() as it:
+        view = it.registry.view(it.worker.id)
+        assert view is not None
+        it.upstream.is_waiting = False
+        it.prober.doubt(view)
+        assert not it.prober._probing
+        it.upstream.is_waiting = True
+        it.prober.doubt(view)
+        await asyncio.gather(*it.prober._probing.values())
+        assert it.upstream.alive == [it.worker.id]
+
+
+class Rounds:
+    """A session that reaches nobody, and counts in which rounds of the loop it is asked."""
+
+    def __init__(self) -> None:
+        self.round = 0
+        self.asked = Counter[int]()
+
+    async def count(self) -> None:
+        while True:
+            self.round += 1
+            await asyncio.sleep(0)
+
+    def get(self, *_: object, **__: object) -> Any:
+        self.asked[self.round] += 1
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody")
+
+
+async def test_a_large_fleet_is_not_probed_in_one_step_of_the_loop() -> None:
+    async with bench() as it:
+        rounds, count = Rounds(), 3 * BEGUN_AT_ONCE
+        it.prober = Prober(
+            ProxyConfig(),
+            it.registry,
+            cast(Upstream, it.upstream),
+            lambda: 5.0,
+            lambda: cast(Any, rounds),
+            worker_tls(ProxyConfig()),
+        )
+        for number in range(1, count):
+            it.registry.add_static(replace(it.worker, address=f"127.0.0.2:{number}"), 0.0)
+        counting = asyncio.create_task(rounds.count())
+        await it.prober._look_around()
+        await asyncio.gather(*it.prober._probing.values())
+        counting.cancel()
+        await asyncio.gather(counting, return_exceptions=True)
+        assert rounds.asked.total() == count
+        assert max(rounds.asked.values()) <= BEGUN_AT_ONCE
 
 
 async def test_an_engine_that_hangs_keeps_nobody_else_waiting() -> None:

@@ -45,6 +45,7 @@ _RESPONSE_PARAMS = ("response_id", "previous_response_id")  # what vLLM's 404, a
 TOO_MANY = 429
 OVERLOAD = (TOO_MANY, 503)  # statuses by which a worker says that it is busy, not broken
 WORKERS_LOST = "workers_lost"  # the code of a turn that has ended the connections of several workers
+_OF_REQUEST = (Cause.REQUEST, Cause.UNKNOWN_MODEL, Cause.UNKNOWN_RESPONSE)
 LOOP = 508  # a worker that is a proxy says so: whichever worker is asked, the request goes round
 
 
@@ -53,6 +54,7 @@ class PPDError(Exception):
 
     status = 500
     kind = "internal_error"
+    is_of_request = False  # the request or its key is at fault, and no fleet would have served it
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -91,6 +93,7 @@ class FormatError(PPDError):
 class RequestError(PPDError):
     status = 400
     kind = "invalid_request_error"
+    is_of_request = True
 
 
 class Unauthorized(RequestError):
@@ -148,6 +151,7 @@ class RateLimited(Refused):
 
     status = 429
     kind = "rate_limit_error"
+    is_of_request = True
 
     def __init__(self, message: str, *, reason: str, retry_after_s: float, headers: Mapping[str, str]) -> None:
         super().__init__(message, reason=reason, retry_after_s=retry_after_s)
@@ -193,6 +197,7 @@ class LegError(PPDError):
         self.phase = phase
         self.cause = cause
         self.status = status or (504 if cause is Cause.TIMEOUT else 502)
+        self.is_of_request = cause in _OF_REQUEST and self.status != LOOP
         self.body = body
         self.retry_after_s = retry_after_s
         self.is_of_pair = False  # a P that waits for its D was late: nobody knows which of them hangs
@@ -203,7 +208,7 @@ class LegError(PPDError):
 
         What an engine says of itself (5xx) stays inside, as it may name other workers.
         """
-        if self.cause not in (Cause.REQUEST, Cause.UNKNOWN_MODEL, Cause.UNKNOWN_RESPONSE):
+        if self.cause not in _OF_REQUEST:
             return False
         try:
             return "error" in msgspec.json.decode(self.body.decode(), type=dict[str, msgspec.Raw])

@@ -226,7 +226,7 @@ _RECEIPT = _object(
         "candidates": _nullable(_CANDIDATES),
         "laws": _NAME,
         **dict.fromkeys(_PREDICTED, _FIGURE),
-        "outcome": {"enum": ["running", "completed", "failed", "cancelled", "broken"]},
+        "outcome": {"enum": ["running", "completed", "rejected", "failed", "cancelled", "broken"]},
         "legs": _list(_object({"kind": _NAME, "worker": _NAME, "started_s": _NUMBER})),
     }
 )

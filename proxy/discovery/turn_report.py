@@ -42,7 +42,7 @@ class TurnReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     turn_id: _Name = ""  # the picker's own id of the turn; empty: it gave none, or the sidecar is of an older version
     route: _Name  # SPLIT, or LOCAL or REPLICA where a D or R computed the prompt; empty: it got no further
     prefill: _Name = ""  # the P that was asked last, host:port
-    outcome: _Name  # completed, failed, cancelled or broken
+    outcome: _Name  # completed, rejected, failed, cancelled or broken
     status: Annotated[int, msgspec.Meta(ge=0, le=599)]
     failure: _Name = ""  # why the client got no whole answer
     failed_legs: Annotated[list[FailedLeg], msgspec.Meta(max_length=LEGS_LIMIT)] = []  # of a turn that was saved, too

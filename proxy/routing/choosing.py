@@ -192,7 +192,7 @@ class Chooser:
         self._rate_limits.settle(context.client, charged, spent, self._now())
         if isinstance(exc, PPDError):
             receipt.status, receipt.error = exc.status, error_name(exc)
-            self._learner.failed(receipt, self._now() - started_s)
+            self._learner.failed(receipt, self._now() - started_s, by_request=exc.is_of_request)
         elif isinstance(exc, asyncio.CancelledError):
             self._learner.cancelled(receipt, self._now() - started_s, is_answered=False)
         else:  # an error of ours

@@ -51,8 +51,9 @@ class ReceiptEnds:
         self._drain = drain
         self._log = log
 
-    def failed(self, receipt: Receipt, ended_s: float) -> None:
-        self._close(receipt, "failed", ended_s)
+    def failed(self, receipt: Receipt, ended_s: float, *, by_request: bool = False) -> None:
+        """by_request: it was at fault itself (PPDError.is_of_request), so nothing of the fleet has failed."""
+        self._close(receipt, "rejected" if by_request else "failed", ended_s)
 
     def cancelled(self, receipt: Receipt, ended_s: float, *, is_answered: bool) -> None:
         """By its client, or by the end of a drain. is_answered: the client has the beginning of an answer."""

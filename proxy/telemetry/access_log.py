@@ -74,6 +74,7 @@ class AccessLog:
 
 def fields_of(record: AccessRecord, ended: str, duration_s: float) -> dict[str, object]:
     """What is not known is left out."""
+    outcome = outcome_of(record.status) if ended == "completed" else ended
     line: dict[str, object] = {
         "status": record.status or LEFT,
         "method": record.method,
@@ -96,13 +97,18 @@ def fields_of(record: AccessRecord, ended: str, duration_s: float) -> dict[str, 
             "ttft_s": _rounded(receipt.ttft_s),
         }
         if ended == "completed" and receipt.outcome != "running":
-            ended = receipt.outcome
-    line |= {"duration_s": _rounded(duration_s), "outcome": ended}
+            outcome = receipt.outcome
+    line |= {"duration_s": _rounded(duration_s), "outcome": outcome}
     return {
         name: value[:SHOWN_CHARACTERS] if isinstance(value, str) else value
         for name, value in line.items()
         if value is not None and value not in ("", [])
     }
+
+
+def outcome_of(status: int) -> str:
+    """Of an answer that the client has whole."""
+    return "failed" if status >= 500 else "rejected" if status >= 400 else "completed"
 
 
 def _rounded(seconds: float | None) -> float | None:

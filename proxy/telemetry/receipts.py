@@ -171,7 +171,8 @@ class Receipt(msgspec.Struct, kw_only=True, gc=False):
     handoff_missing: str | None = None  # why D got the plain prompt although P had answered
     status: int = 0
     error: str | None = None
-    outcome: str = "running"  # completed, failed, cancelled or broken (the answer ended early)
+    # completed, rejected (the request's own fault), failed, cancelled, or broken (the answer ended early)
+    outcome: str = "running"
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None

@@ -68,7 +68,7 @@ class HeaderRouter:
             attempt, opened = await self._first_success(turn, decisions.of(request, prefill))
         except PPDError as exc:
             receipt.status, receipt.error = exc.status, exc.code or error_name(exc)
-            records.failed(receipt, self._now() - turn.started_s)
+            records.failed(receipt, self._now() - turn.started_s, by_request=exc.is_of_request)
             raise
         except asyncio.CancelledError:
             records.cancelled(receipt, self._now() - turn.started_s, is_answered=False)

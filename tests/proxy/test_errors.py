@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from ppd.proxy.errors import refusal, without_frames
+from ppd.proxy.errors import (
+    LoopDetected,
+    NotFound,
+    NoWorkerError,
+    Overloaded,
+    PPDError,
+    RateLimited,
+    RequestError,
+    refusal,
+    without_frames,
+)
 from ppd.proxy.failures import Cause, Phase
 
 
@@ -64,3 +74,30 @@ def test_errors_of_other_engines_are_told_in_openais_shape(
 ) -> None:
     found = refusal(status, given, worker="w", phase=Phase.HEADERS)
     assert (found.body, found.cause) == (told, cause)
+
+
+def by_worker(status: int, body: bytes = b"") -> PPDError:
+    return refusal(status, body, worker="D1", phase=Phase.HEADERS)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RequestError("m"), True),
+        (NotFound("m"), True),
+        (RateLimited("m", reason="tokens_per_minute", retry_after_s=1.0, headers={}), True),
+        (by_worker(400), True),
+        (by_worker(404, NO_MODEL), True),
+        (by_worker(404, NO_RESPONSE), True),
+        (by_worker(429), False),
+        (by_worker(503), False),
+        (by_worker(500), False),
+        (by_worker(508), False),
+        (Overloaded("m", reason="queue_full", retry_after_s=1.0), False),
+        (NoWorkerError("m"), False),
+        (LoopDetected("m"), False),
+        (PPDError("m"), False),
+    ],
+)
+def test_which_errors_are_the_requests_own_fault(error: PPDError, expected: bool) -> None:
+    assert error.is_of_request is expected

@@ -126,7 +126,7 @@ def answered(out: Outcome) -> None:
 def failed(out: Outcome, status: int) -> None:
     assert out.seen.status == status, out.seen
     assert set(out.seen.json["error"]) == {"message", "type", "param", "code"}
-    assert out.receipt.outcome == "failed"
+    assert out.receipt.outcome == ("rejected" if status in (400, 404, 422) else "failed")
 
 
 def told(out: Outcome) -> None:

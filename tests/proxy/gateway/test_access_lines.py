@@ -58,7 +58,7 @@ async def test_a_turn_has_one_line_with_what_its_receipt_says() -> None:
 @pytest.mark.parametrize(
     ("body", "status", "expected"),
     [
-        (b"{", None, (400, "completed")),
+        (b"{", None, (400, "rejected")),
         (chat(), "503", (503, "failed")),
         (chat(), None, (499, "left")),  # the client went before the head
     ],
@@ -115,7 +115,7 @@ async def test_what_is_no_turn_has_its_line_too() -> None:
     envoy.call.half_closed()
     envoy.call.lost()
     (line,) = kept.lines
-    assert shown(line, "status", "method", "path", "outcome") == (404, "POST", "/v1/nothing", "completed")
+    assert shown(line, "status", "method", "path", "outcome") == (404, "POST", "/v1/nothing", "rejected")
 
 
 async def test_a_client_that_leaves_what_is_no_turn_has_its_line() -> None:

@@ -105,7 +105,7 @@ def events(*data: Any) -> bytes:
         (200, [], "completed", "estimate"),  # nobody saw the answer
         (200, [events(*STREAM[:2])], "broken", "usage"),
         (503, [b"upstream connect error"], "failed", "usage"),
-        (400, [b"{}"], "failed", "usage"),
+        (400, [b"{}"], "rejected", "usage"),
         (None, [], "cancelled", "usage"),  # the client has gone before the head
     ],
 )

@@ -93,7 +93,8 @@ def test_a_turn_is_told_with_who_where_and_how_much() -> None:
     [
         ("completed", 502, "failed", (502, "failed")),
         ("completed", 200, "broken", (200, "broken")),
-        ("completed", 429, "running", (429, "completed")),
+        ("completed", 400, "rejected", (400, "rejected")),
+        ("completed", 429, "running", (429, "rejected")),
         ("left", 200, "running", (200, "left")),
         ("left", 0, "running", (499, "left")),
         ("cut", 503, "running", (503, "cut")),
@@ -102,6 +103,13 @@ def test_a_turn_is_told_with_who_where_and_how_much() -> None:
 def test_how_a_turn_ended(ended: str, status: int, outcome: str, expected: tuple[int, str]) -> None:
     line = logged(ended, status=status, receipt=receipt(outcome=outcome))
     assert (line["status"], line["outcome"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"), [(200, "completed"), (404, "rejected"), (429, "rejected"), (502, "failed")]
+)
+def test_what_is_no_turn_ends_as_its_status_says(status: int, outcome: str) -> None:
+    assert logged(path="/v1/models", status=status)["outcome"] == outcome
 
 
 def test_what_is_not_known_is_left_out() -> None:

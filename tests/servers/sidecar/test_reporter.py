@@ -73,7 +73,7 @@ async def test_the_picker_hears_how_each_turn_went() -> None:
         await site.ask({"x-prefiller-host-port": "10.9.9.9:1", TURN: "t" * 300})  # no picker of ours sends that
         refused = await picker.hear()
         assert refused.turn_id == "t" * 256
-        assert (refused.route, refused.outcome, refused.status) == ("", "failed", 403)
+        assert (refused.route, refused.outcome, refused.status) == ("", "rejected", 403)
         assert refused.failure == "prefill_not_allowed"
 
         site.engines["D1"].faults = Faults(cut=1, cut_after_events=4)

@@ -11,7 +11,7 @@ from functools import partial
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from quart import Quart, Response, request
-from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, RequestEntityTooLarge
 
 from ..admission.auth import authenticate, check_operator_path, leg_headers, lowered
 from ..admission.keys import Client
@@ -252,6 +252,15 @@ def _error_handlers(app: Quart) -> None:
     @app.errorhandler(RequestEntityTooLarge)
     async def too_large(_: RequestEntityTooLarge) -> Response:
         return _refused(BodyTooLarge(f"the body is larger than {app.config['MAX_CONTENT_LENGTH']} bytes"))
+
+    @app.errorhandler(MethodNotAllowed)
+    async def other_method(exc: MethodNotAllowed) -> Response:
+        methods = ", ".join(sorted(exc.valid_methods or ()))
+        error = RequestError(f"{request.path} takes only {methods}")
+        error.status = 405
+        answer = _refused(error)
+        answer.headers["Allow"] = methods  # RFC 9110 asks for it
+        return answer
 
     @app.errorhandler(HTTPException)
     async def http(exc: HTTPException) -> Response:

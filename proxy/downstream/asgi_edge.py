@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -73,12 +74,14 @@ class GuardedExchange:
         self._is_ending = False  # in the last write: a disconnect that Hypercorn reports now is normal
         self._body_read = asyncio.Event()  # set when the whole request body was read
         self._has_begun = False
+        self._owed_bytes: int | None = None  # of the answer's body, where its head says how long it is
         self._is_event_stream = False
         self._tail = b"\n\n"  # the last bytes of the answer's body
 
     @property
     def is_broken(self) -> bool:
-        return self._is_left or not self.is_complete
+        """A client that has all that it was promised may go before the app's last event, which is empty."""
+        return self._owed_bytes != 0 and (self._is_left or not self.is_complete)
 
     async def receive(self) -> ASGIReceiveEvent:
         """The client's next event; after `leave` a disconnect, which tells the app to stop."""
@@ -115,6 +118,7 @@ class GuardedExchange:
             self._is_event_stream = any(
                 name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers
             )
+            self._owed_bytes = _length(headers)
             if self._more:
                 headers += self._more
             if self.is_draining and not self.is_multiplexed:
@@ -130,6 +134,8 @@ class GuardedExchange:
                         await self._body_read.wait()
         async with asyncio.timeout(self._limit_s):
             await self._send(event)
+        if self._owed_bytes is not None and event["type"] == "http.response.body":
+            self._owed_bytes -= len(event["body"])
         self.is_complete = self._is_ending
 
     async def discard_body(self) -> None:
@@ -178,6 +184,11 @@ class GuardedExchange:
             encoded.append((b"content-length", b"%d" % len(body)))
         await self.send({"type": "http.response.start", "status": status, "headers": encoded, "trailers": False})
         await self.send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+    told = next((value for name, value in headers if name.lower() == b"content-length"), b"")
+    return int(told) if told.isdigit() else None
 
 
 def _encoded(headers: Headers) -> list[tuple[bytes, bytes]]:

@@ -80,6 +80,12 @@ async def test_errors_have_openais_shape(
         assert error["param"] == param
 
 
+async def test_a_405_says_which_methods_the_path_has(start_fleet: Any) -> None:
+    async with start_fleet("D1") as fleet, fleet.session.get(f"{fleet.base_url}/v1/chat/completions") as response:
+        assert (response.status, response.headers["Allow"]) == (405, "POST")
+        assert (await response.json())["error"]["message"] == "/v1/chat/completions takes only POST"
+
+
 async def test_a_body_over_the_limit_is_refused(start_fleet: Any) -> None:
     async with start_fleet("D1", body_limit_bytes=1000) as fleet:
         turn = await fleet.post("/v1/chat/completions", {"model": "sim", "messages": ["x" * 2000]})

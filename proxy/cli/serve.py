@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import socket
+from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -13,12 +14,13 @@ from pathlib import Path
 import click
 
 from ..assembly import Proxy, assemble
-from ..config import Draft, ProxyConfig, host_and_port
+from ..config import Draft, Mode, ProxyConfig, host_and_port
 from ..config.reference import json_schema
 from ..downstream.serve import check_others_free, listen, serve
 from ..errors import ConfigErrors, PPDError
 from ..peers.channels import Member
 from ..peers.supervisor import UNUSABLE, Supervisor
+from ..policy.modes import PREDICTING
 from ..runtime.log_output import LogOutput, fill_standard_streams
 from ..runtime.process import ignore_hangups, log_to_stderr, new_loop, stop_on_signals
 from ..runtime.process_limits import collect_garbage_less, limit_heap, raise_open_files_limit
@@ -78,38 +80,50 @@ def _run_one(settings: Settings, listening: socket.socket, member: Member, alive
 def describe(settings: Settings, port: int = 0) -> str:
     """port: on which clients are taken, where that is known already; 0: as the config says."""
     config = settings.config
-    table = ""
-    if settings.rules().scored is not None:
-        table = f", table {config.table} ({config.lookup}), w_ttft {config.w_ttft:g}, w_tpot {config.w_tpot:g}"
-    if settings.schedule is not None:
-        table += f", epp_config {config.epp_config} ({settings.schedule.describe()})"
     beats = host_and_port(config.heartbeat_host, config.heartbeat_port) if config.heartbeat_port else "off"
     admin = "on" if config.admin_key else "off"
     scheme = "https" if config.tls_cert_file else "http"
     processes = f"{config.processes} processes; " if config.processes > 1 else ""
     keys = f"by {config.keys_file}" if config.keys_file else "not asked for"
+    mode = ", ".join((config.mode, *_decides_by(settings)))
     return (
         f"ppd {version('ppd-router')}: {scheme}://{host_and_port(config.host, port or config.port)}; {processes}"
-        f"mode {config.mode}{table}; heartbeats {beats}; clients' keys {keys}; admin API {admin}"
+        f"mode {mode}; heartbeats {beats}; clients' keys {keys}; admin API {admin}"
     )
 
 
-def prefill_notice(config: ProxyConfig) -> tuple[int, str] | None:
-    """A line for the log, with its level: P may take longer than its handoff may be old."""
-    if config.prefill_timeout_s <= config.handoff_max_age_s:
+def _decides_by(settings: Settings) -> Iterator[str]:
+    config = settings.config
+    weights = f"w_ttft {config.w_ttft:g}, w_tpot {config.w_tpot:g}"
+    if settings.rules().scored is not None:
+        yield f"table {config.table} ({config.lookup}), {weights}"
+    if settings.schedule is not None:
+        yield f"epp_config {config.epp_config} ({settings.schedule.describe()})"
+    if config.mode in PREDICTING:
+        yield f"profile {config.profile or 'of each worker'}"
+    if config.mode is Mode.WEIGHTS:
+        yield weights
+    if config.mode in (Mode.SLO, Mode.SLACK):
+        yield f"TTFT {config.slo_ttft_s:g} s or {config.slo_ttft_factor:g} x idle, TPOT {config.slo_tpot_s:g} s"
+
+
+def prefill_notice(config: ProxyConfig) -> str | None:
+    """A warning for the log: P may take longer than its handoff may be old. Not where nobody has asked for that."""
+    usual = ProxyConfig()
+    if config.prefill_timeout_s <= config.handoff_max_age_s or (
+        config.prefill_timeout_s == usual.prefill_timeout_s and config.handoff_max_age_s == usual.handoff_max_age_s
+    ):
         return None
-    is_asked_for = config.prefill_timeout_s != ProxyConfig().prefill_timeout_s
     return (
-        logging.WARNING if is_asked_for else logging.INFO,
         f"prefill_timeout_s = {config.prefill_timeout_s:g} is above handoff_max_age_s = {config.handoff_max_age_s:g}, "
-        "which lies below the lease of P's KV: a prompt that takes P longer is sent to P again, or D computes it alone",
+        "which lies below the lease of P's KV: a prompt that takes P longer is sent to P again, or D computes it alone"
     )
 
 
 def _tell(settings: Settings, port: int) -> None:
     log.info("%s", describe(settings, port))
     if told := prefill_notice(settings.config):
-        log.log(*told)
+        log.warning("%s", told)
 
 
 def _lost_lines(proxy: Proxy, output: LogOutput) -> dict[str, int]:

@@ -18,7 +18,7 @@ from .checks import examine, exit_code
 from .encoding import encode
 from .gather import ProxyClient, facts_of_config, facts_of_proxy
 from .probe import converse
-from .report import as_json, caption, lines, verdict, workers_table
+from .report import as_json, caption, counts_table, lines, verdict, workers_table
 from .values import Facts
 
 
@@ -101,7 +101,9 @@ def show(console: Console, facts: Facts) -> None:
     findings = examine(facts)
     console.print(lines(findings, ascii_only=console.options.ascii_only), soft_wrap=True, highlight=False)
     if facts.workers:
-        console.print(f"\n{caption(facts)}", soft_wrap=True, highlight=False, markup=False)
+        console.print()
         console.print(workers_table(facts), soft_wrap=True, highlight=False)
+        console.print(f"\n{caption(facts)}", soft_wrap=True, highlight=False, markup=False)
+        console.print(counts_table(facts), soft_wrap=True, highlight=False)
     console.print()
     console.print(verdict(findings), highlight=False)

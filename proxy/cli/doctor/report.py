@@ -39,10 +39,14 @@ def verdict(findings: Sequence[Finding]) -> Text:
 
 
 def workers_table(facts: Facts) -> Text:
-    """Every worker's metrics; `caption` says which period the counts cover."""
-    heading = ("worker", "address", "state", "version", "connector", "running", "waiting", "KV use", *_COUNTED)
-    rows = [heading, *(_row(facts, fact) for fact in facts.workers)]
-    return columns(rows, right=range(5, len(heading)))
+    return columns([("worker", "address", "state", "version", "connector"), *map(_worker_row, facts.workers)])
+
+
+def counts_table(facts: Facts) -> Text:
+    """Every worker's metrics; `caption` says which period the counts cover. A table of its own: it fits 80 columns."""
+    heading = ("worker", "running", "waiting", "KV use", *_COUNTED)
+    rows = [heading, *(_counts_row(facts, fact) for fact in facts.workers)]
+    return columns(rows, right=range(1, len(heading)))
 
 
 def caption(facts: Facts) -> str:
@@ -50,17 +54,18 @@ def caption(facts: Facts) -> str:
     return f"Metrics; counts {counted}, other clients' requests included:"
 
 
-def _row(facts: Facts, fact: WorkerFact) -> tuple[str, ...]:
-    worker, load, counts = fact.worker, fact.load, _counts(facts, fact)
+def _worker_row(fact: WorkerFact) -> tuple[str, ...]:
+    worker = fact.worker
     seen = "healthy" if fact.healthy else "not healthy" if fact.reachable else "not reachable"
     state = fact.state if fact.state and (fact.healthy or fact.state == "down") else seen
+    return fact.name, worker.address, state, worker.engine_version or "?", worker.connector
+
+
+def _counts_row(facts: Facts, fact: WorkerFact) -> tuple[str, ...]:
+    load, counts = fact.load, _counts(facts, fact)
     values = [getattr(counts, field.name) if counts else None for field in fields(EngineCounts)]
     return (
         fact.name,
-        worker.address,
-        state,
-        worker.engine_version or "?",
-        worker.connector,
         "?" if load is None else str(load.running),
         "?" if load is None else str(load.waiting),
         "?" if load is None else f"{load.kv_usage:.1%}",

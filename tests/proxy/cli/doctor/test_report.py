@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
-from ppd.proxy.cli.doctor.report import as_json, caption, lines, verdict, workers_table
+from ppd.proxy.cli.doctor.report import as_json, caption, counts_table, lines, verdict, workers_table
 from ppd.proxy.cli.doctor.values import EngineCounts, Facts, Finding, Level, ProbeConversation, TurnFact, WorkerFact
 from ppd.proxy.fleet.worker import Load, Role, Worker
 
@@ -37,17 +38,23 @@ def test_verdict_counts_the_levels() -> None:
 
 
 def test_table_of_lifetimes() -> None:
-    assert workers_table(Facts(workers=(D1,))).plain.splitlines()[1].split() == (
-        "D1 d:1 up 0.33.0 nixl 2 1 25.0% 100 200 300 0 0".split()
-    )
+    assert workers_table(Facts(workers=(D1,))).plain.splitlines()[1].split() == "D1 d:1 up 0.33.0 nixl".split()
+    assert counts_table(Facts(workers=(D1,))).plain.splitlines()[1].split() == ("D1 2 1 25.0% 100 200 300 0 0".split())
     assert "since the engine started" in caption(Facts(workers=(D1,)))
 
 
 def test_table_of_a_conversation_holds_its_growth() -> None:
-    rows = workers_table(TALKED).plain.splitlines()
+    rows = counts_table(TALKED).plain.splitlines()
     assert rows[1].split()[-5:] == ["2", "4", "6", "?", "0"]
-    assert rows[2].split() == "D2 d:2 not reachable ? nixl ? ? ? ? ? ? ? ?".split()
+    assert rows[2].split() == "D2 ? ? ? ? ? ? ? ?".split()
+    assert workers_table(TALKED).plain.splitlines()[2].split() == "D2 d:2 not reachable ? nixl".split()
     assert "during the probe conversation" in caption(TALKED)
+
+
+def test_tables_fit_80_columns() -> None:
+    workers = tuple(replace(D1, worker=replace(D1.worker, address=f"10.10.10.1{each}:30000")) for each in range(10))
+    for table in (workers_table, counts_table):
+        assert max(map(len, table(Facts(workers=workers)).plain.splitlines())) <= 80
 
 
 def test_json_holds_findings_workers_and_the_conversation() -> None:

@@ -14,6 +14,7 @@ from . import remedies
 from .values import EngineCounts, Facts, Finding, Level, ProbeConversation, TurnFact, WorkerFact
 
 ENOUGH = 0.5  # this share of the expected tokens is evidence
+LOGS = "Look up the request in the logs of the proxy and of its workers."
 FEW_TOKENS = 64  # fewer may be the rest of a prompt that does not fill a KV block
 
 BY_KV_ALONE = ("sglang", "trtllm", "trtllm_gen_first")  # their D computes no prompt that it was to get from P
@@ -33,7 +34,7 @@ def turns_are_answered(facts: Facts) -> Iterator[Finding]:
 def _answered(check: str, turn: TurnFact, number: int) -> Finding:
     if turn.status != 200:
         what = f"answered with {turn.status}" if turn.status else "not answered"
-        remedy = "Look up the request in the logs of the proxy and of its workers."
+        remedy = LOGS
         if turn.status in (401, 403):
             remedy = "Give a key: --client-key or PPD_CLIENT_KEY; the proxy's keys_file says who may ask for what."
         return Finding(Level.FAIL, check, f"{what}: {turn.error}", remedy)
@@ -52,11 +53,17 @@ def handoff_works(facts: Facts) -> Iterator[Finding]:
     conversation = _answered_conversation(facts)
     if conversation is None:
         return
-    splits = [(index, turn) for index, turn in enumerate(conversation.turns, 1) if turn.prefill]
+    numbered = ((f"turn {index}", turn) for index, turn in enumerate(conversation.turns, 1))
+    splits = [(which, turn) for which, turn in (*numbered, *_forced(facts)) if turn.prefill or turn.status != 200]
     if not splits:
         yield Finding(Level.SKIP, check, _no_split(facts, conversation))
-    for index, turn in splits:
-        yield _moved(check, index, turn, _worker(facts, turn.prefill))
+    for which, turn in splits:
+        yield _moved(check, which, turn, _worker(facts, turn.prefill))
+
+
+def _forced(facts: Facts) -> Iterator[tuple[str, TurnFact]]:
+    for turn in facts.conversation.forced if facts.conversation is not None else ():
+        yield "a forced SPLIT", turn
 
 
 def _no_split(facts: Facts, conversation: ProbeConversation) -> str:
@@ -65,10 +72,12 @@ def _no_split(facts: Facts, conversation: ProbeConversation) -> str:
     return "no turn of the conversation was SPLIT: " + ", ".join(turn.reason for turn in conversation.turns)
 
 
-def _moved(check: str, index: int, turn: TurnFact, prefill: WorkerFact | None) -> Finding:
-    """1. P's answer had no handoff.  2. D answers by P's KV alone.  3. D's metrics are unknown.  4. D held it all.
-    5. D pulled.  6. D computed it."""
-    which, connector = f"turn {index}", prefill.worker.connector if prefill else ""
+def _moved(check: str, which: str, turn: TurnFact, prefill: WorkerFact | None) -> Finding:
+    """1. It was not answered.  2. P's answer had no handoff.  3. D answers by P's KV alone.  4. D's metrics are silent.
+    5. D held it all.  6. D pulled.  7. D computed it."""
+    connector = prefill.worker.connector if prefill else ""
+    if turn.status != 200:
+        return Finding(Level.FAIL, check, f"{which} was not answered: {turn.error}", LOGS)
     if turn.handoff_missing:
         said = f"{which}: {turn.prefill}'s answer held no usable handoff ({turn.handoff_missing})"
         return Finding(Level.FAIL, check, said, remedies.no_handoff(connector))
@@ -81,13 +90,13 @@ def _moved(check: str, index: int, turn: TurnFact, prefill: WorkerFact | None) -
         is_other = prefill is not None and prefill.worker.engine in remedies.OTHERS
         remedy = "" if is_other else "Run the doctor where the worker's /metrics can be read."
         return Finding(Level.SKIP, check, said, remedy)
-    return _pulled(check, index, turn, grown, connector)
+    return _pulled(check, which, turn, grown, connector)
 
 
-def _pulled(check: str, index: int, turn: TurnFact, grown: EngineCounts, connector: str) -> Finding:
-    """Turn 1 is in no cache: what D finds there without having asked, P has put there."""
-    which, hits, moved = f"turn {index}", grown.local_hits or 0, grown.transferred or 0
-    if index == 1 and connector == "lmcache":
+def _pulled(check: str, which: str, turn: TurnFact, grown: EngineCounts, connector: str) -> Finding:
+    """A first turn is in no cache: what D finds there without having asked, P has put there."""
+    hits, moved = grown.local_hits or 0, grown.transferred or 0
+    if which != "turn 2" and connector == "lmcache":
         hits, moved = 0, moved + hits
     lacked = max(0, turn.prompt_tokens - hits)
     if lacked < FEW_TOKENS and not moved:

@@ -63,12 +63,18 @@ async def converse(
     if not model:
         return replace(facts, conversation=ProbeConversation(skipped="not held: no worker tells a model's name"))
     workers, turns = await _talk(session, proxy, facts.workers, model, random)
+    forced: tuple[TurnFact, ...] = ()
     read_back: tuple[TurnFact, ...] = ()
+    if _may_split(facts) and turns[-1].status == 200 and not any(turn.prefill for turn in turns):
+        workers, forced = await _talk(session, proxy, workers, model, random, (Route.SPLIT,))
     if may_read_back(facts) and turns[-1].status == 200:
         workers, read_back = await _talk(session, proxy, workers, model, random, READING_BACK)
-    return replace(
-        facts, workers=workers, conversation=ProbeConversation(model=model, turns=turns, read_back=read_back)
-    )
+    held = ProbeConversation(model=model, turns=turns, forced=forced, read_back=read_back)
+    return replace(facts, workers=workers, conversation=held)
+
+
+def _may_split(facts: Facts) -> bool:
+    return facts.can_force and all(facts.serving(role) for role in (Role.PREFILL, Role.DECODE))
 
 
 async def _talk(
@@ -77,9 +83,9 @@ async def _talk(
     workers: tuple[WorkerFact, ...],
     model: str,
     random: Random,
-    routes: tuple[str, str] = ("", ""),
+    routes: tuple[str, ...] = ("", ""),
 ) -> tuple[tuple[WorkerFact, ...], tuple[TurnFact, ...]]:
-    """The workers as they are after two turns, of which a failed one is the last; routes: that are forced."""
+    """The workers as they are after a turn for each of routes, which are forced; a failed turn is the last one."""
     session_id = f"ppd-doctor-{random.getrandbits(64):016x}"
     messages = [{"role": "user", "content": probe_text(FIRST_CHARS, random)}]
     turns = []

@@ -19,8 +19,7 @@ _SWITCH = 'Start it with {{"bidirectional_kv_xfer": true}} in its kv_connector_e
 
 def may_read_back(facts: Facts) -> bool:
     """Whether a P and a D that serve say so; and whether a route can be forced."""
-    can_force = facts.proxy is not None and facts.proxy.admin_status == 200
-    return can_force and all(_saying(facts, role) for role in (Role.PREFILL, Role.DECODE))
+    return facts.can_force and all(_saying(facts, role) for role in (Role.PREFILL, Role.DECODE))
 
 
 def _saying(facts: Facts, role: Role) -> list[str]:

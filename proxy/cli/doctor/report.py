@@ -80,8 +80,7 @@ def _is_held(facts: Facts) -> bool:
 def _counts(facts: Facts, fact: WorkerFact) -> EngineCounts | None:
     if facts.conversation is None or not facts.conversation.turns:
         return fact.counts
-    turns = (*facts.conversation.turns, *facts.conversation.read_back)
-    grown = [growth for turn in turns if (growth := turn.grown(fact.name)) is not None]
+    grown = [growth for turn in facts.conversation.all_turns if (growth := turn.grown(fact.name)) is not None]
     return EngineCounts.total(grown)
 
 

@@ -174,8 +174,13 @@ class ProbeConversation:
 
     model: str = ""
     turns: tuple[TurnFact, ...] = ()
+    forced: tuple[TurnFact, ...] = ()  # one that is made to be SPLIT, where none of the conversation was
     read_back: tuple[TurnFact, ...] = ()  # two more, of which P reads the first one's KV back from D for the second
     skipped: str = ""
+
+    @property
+    def all_turns(self) -> tuple[TurnFact, ...]:
+        return (*self.turns, *self.forced, *self.read_back)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +204,11 @@ class Facts:
     workers: tuple[WorkerFact, ...] = ()
     conversation: ProbeConversation | None = None
     encodings: tuple[Encoding, ...] = ()
+
+    @property
+    def can_force(self) -> bool:
+        """Whether the proxy takes a forced route from here."""
+        return self.proxy is not None and self.proxy.admin_status == 200
 
     @property
     def mode(self) -> str:

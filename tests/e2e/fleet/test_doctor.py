@@ -135,6 +135,19 @@ async def test_a_healthy_fleet_passes_every_check(start_proxy: StartProxy) -> No
     assert report.counts("R1") == {"computed": 0, "local_hits": 0, "transferred": 0, "expired": 0, "failed": 0}
 
 
+@pytest.mark.parametrize(("key", "levels"), [(WITH_KEY, ["OK"]), ((), ["SKIP"])])
+async def test_a_handoff_is_checked_where_the_mode_splits_nothing(
+    start_proxy: StartProxy, key: tuple[str, ...], levels: list[str]
+) -> None:
+    """In mode slo an idle D computes a short prompt itself; who holds the admin key may force the route."""
+    settings = {"mode": Mode.SLO, "profile": "h100-llama-3.1-8b"}
+    async with engines(P, D) as workers, start_proxy(workers, **settings) as url:
+        report = await diagnose("--proxy", url, *key)
+    assert {turn["route"] for turn in report.document["conversation"]["turns"]} == {"LOCAL"}
+    assert report.levels("handoff") == levels, report.document
+    assert not key or "came from P1" in report.messages("handoff")
+
+
 async def test_two_runs_do_not_warm_each_others_caches(start_proxy: StartProxy) -> None:
     async with engines(P, D) as workers, start_proxy(workers) as url:
         reports = [await diagnose("--proxy", url, *WITH_KEY) for _ in range(2)]

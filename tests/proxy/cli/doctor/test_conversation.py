@@ -73,8 +73,8 @@ SPLIT = replace(
 REPLICA = replace(LOCAL, route="REPLICA", decode="R1", growth=(("R1", EngineCounts(408, 992, 0, 0, 0)),))
 
 
-def talk(*turns: TurnFact, workers: tuple[WorkerFact, ...] = (P1, D1)) -> Facts:
-    return Facts(proxy=PROXY, workers=workers, conversation=ProbeConversation(model="m", turns=turns))
+def talk(*turns: TurnFact, workers: tuple[WorkerFact, ...] = (P1, D1), forced: tuple[TurnFact, ...] = ()) -> Facts:
+    return Facts(proxy=PROXY, workers=workers, conversation=ProbeConversation(model="m", turns=turns, forced=forced))
 
 
 def d1(*counts: int | None) -> tuple[tuple[str, EngineCounts], ...]:
@@ -118,6 +118,10 @@ NONE = tuple(replace(fact, worker=replace(fact.worker, connector="none")) for fa
         (talk(replace(FIRST, growth=d1(None, None, 0))), [(FAIL, "computed an unknown number of tokens")]),
         (talk(replace(FIRST, handoff_missing="params_missing")), [(FAIL, "no usable handoff (params_missing)")]),
         (talk(replace(LOCAL, number=1, reason="single_engine")), [(SKIP, "was SPLIT: single_engine")]),
+        (talk(LOCAL, LOCAL, forced=(FIRST,)), [(OK, "a forced SPLIT: 1000 of the 1000")]),
+        (talk(LOCAL, LOCAL, forced=(replace(FIRST, growth=d1(1000, 0, 0, 0, 0)),)), [(FAIL, "does not work")]),
+        (talk(LOCAL, LOCAL, forced=(TurnFact(status=502, error="no P"),)), [(FAIL, "SPLIT was not answered: no P")]),
+        (talk(LOCAL, LOCAL, forced=(LOCAL,)), [(SKIP, "was SPLIT")]),  # no P could hand over to a D
         (talk(REPLICA, REPLICA, workers=(R1,)), [(SKIP, "no P serves")]),
         (talk(replace(FIRST, status=500)), []),
         (Facts(config=ConfigFact()), []),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -92,8 +93,10 @@ async def _demo(console: Console, spec: FleetSpec, once: bool) -> None:
         body = json.dumps({"model": spec.prepared.name, "messages": [{"role": "user", "content": "hi"}]})
         click.echo("\nThe fleet stays up: Ctrl-C ends it. Ask it something:")
         click.echo(f"  curl {fleet.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
-        click.echo("Look at what it decided:")
-        click.echo(f"  curl '{fleet.url}/admin/requests?limit=1' -H 'X-Admin-Key: {spec.admin_key}'")
+        click.echo("Ask why the last turn went there:")
+        ppd = sys.argv[0] if Path(sys.argv[0]).name == "ppd" else "ppd"  # as it was called: often not on the PATH
+        request_id = turn.receipt["id"]
+        click.echo(f"  {ppd} why {request_id[:8]} --proxy {fleet.url} --admin-key {spec.admin_key}")
         await fleet.wait_ended()
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from ppd.proxy.config import Mode, ProxyConfig, build
 from ppd.proxy.discovery.heartbeat import PORT_LIMIT
 from ppd.proxy.errors import ConfigError, PPDError
 
-from ..fleet.fleet import FleetSpec, LocalFleet
+from ..fleet.fleet import FleetProgram, FleetSpec, LocalFleet
 from ..fleet.gateway import EnvoyGateway, find_envoy, gateway_ports
 from ..fleet.ports import check_free, check_workers_free
 from ..fleet.prepare import prepare
@@ -140,11 +140,19 @@ def with_gateway(spec: FleetSpec, config: ProxyConfig) -> FleetSpec:
     return replace(spec, gateway=gateway)
 
 
+def programs(members: Iterable[FleetProgram], names: Mapping[str, str]) -> list[str]:
+    """Lines of a table. names: by address, what the proxy calls its workers: it numbers them as they come."""
+    rows = [("program", "address", "log")]
+    for member in members:
+        known = names.get(member.worker or member.address)
+        name = member.name if known is None else known if member.worker else f"{known}-sidecar"
+        rows.append((name, member.address, str(member.log)))
+    width = max(len(name) for name, *_ in rows) + 2
+    return [f"{name:<{width}}{address:<18}{log}" for name, address, log in rows]
+
+
 def show(fleet: LocalFleet) -> None:
-    width = max(len("program"), *(len(member.name) for member in fleet.members)) + 2
-    click.echo(f"{'program':<{width}}{'address':<18}log")
-    for member in fleet.members:
-        click.echo(f"{member.name:<{width}}{member.address:<18}{member.log}")
+    click.echo("\n".join(programs(fleet.members, fleet.names)))
     click.echo(f"\nOpenAI base URL: {fleet.url}/v1")
 
 

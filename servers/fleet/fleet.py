@@ -180,6 +180,7 @@ class LocalFleet:
     def __init__(self, spec: FleetSpec) -> None:
         self._spec = spec
         self.members = plan(spec)
+        self.names: dict[str, str] = {}  # by address, what the proxy calls its workers, once they are ready
         self._front = self.members[0].name
         self._processes = {
             member.name: EngineProcess(member.launch, spec.log_dir / f"{member.name}.log", name=member.name)
@@ -236,19 +237,20 @@ class LocalFleet:
         wanted = {member.worker for member in self.members if member.worker}
         headers = {"X-Admin-Key": self._spec.admin_key}
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5), headers=headers) as session:
-            while not wanted <= await self._workers_up(session):
+            while not wanted <= self.names.keys():
                 await asyncio.sleep(0.1)
+                self.names = await self._workers_up(session)
 
-    async def _workers_up(self, session: aiohttp.ClientSession) -> set[str]:
-        """Addresses, as the fleet's own proxy lists them: another one on its port refuses the admin key."""
+    async def _workers_up(self, session: aiohttp.ClientSession) -> dict[str, str]:
+        """Names by address, as the fleet's own proxy lists them: another one on its port refuses the admin key."""
         try:
             async with session.get(f"{self.url}/admin/workers") as response:
                 if response.status != 200:
-                    return set()
+                    return {}
                 listed = (await response.json(content_type=None))["workers"]
-                return {worker["id"] for worker in listed if worker["state"] == "up"}
+                return {worker["id"]: worker["name"] for worker in listed if worker["state"] == "up"}
         except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
-            return set()
+            return {}
 
     async def _stop(self) -> None:
         # Workers first, so that none announces itself to a proxy that is gone, and what carries their turns last.

@@ -13,8 +13,10 @@ from rich.console import Console
 from ppd.offline.sweep import grid_file
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.errors import ConfigError
-from ppd.servers.cli.up import command, fleet_options, fleet_spec, with_gateway, with_topology
-from ppd.servers.fleet.fleet import FleetSpec
+from ppd.proxy.fleet.worker import Role
+from ppd.servers.cli.up import command, fleet_options, fleet_spec, programs, with_gateway, with_topology
+from ppd.servers.fleet.fleet import FleetSpec, plan
+from ppd.servers.fleet.gateway import EnvoyGateway
 from ppd.servers.fleet.prepare import Prepared
 from ppd.servers.fleet.topology import Topology
 
@@ -84,3 +86,31 @@ def test_vllm_is_launched_with_its_own_connectors() -> None:
         fleet_spec(Console(), "vllm", "", Topology.parse("1P_1D"), (), connector="sglang")
     with pytest.raises(ConfigError, match="readback: needs connector nixl, not mooncake"):
         fleet_spec(Console(), "sim", "", Topology.parse("1P_1D"), (), connector="mooncake", readback=True)
+
+
+PREPARED = Prepared(model="", name="sim")
+
+
+def test_programs_are_called_as_the_proxy_calls_their_workers() -> None:
+    """It numbers workers as they come, which need not be the order in which they were started."""
+    spec = FleetSpec(engine="sim", workers={Role.PREFILL: 1, Role.DECODE: 2}, prepared=PREPARED)
+    names = {"127.0.0.1:8100": "P1", "127.0.0.1:8201": "D1", "127.0.0.1:8200": "D2"}
+    assert [line.split() for line in programs(plan(spec), names)] == [
+        ["program", "address", "log"],
+        ["proxy", "127.0.0.1:10001", "ppd-logs/proxy.log"],
+        ["P1", "127.0.0.1:8100", "ppd-logs/P1-engine.log"],
+        ["D2", "127.0.0.1:8200", "ppd-logs/D1-engine.log"],
+        ["D1", "127.0.0.1:8201", "ppd-logs/D2-engine.log"],
+    ]
+
+
+def test_a_sidecar_is_called_as_its_worker() -> None:
+    gateway = EnvoyGateway(program="envoy", config=ProxyConfig())
+    spec = FleetSpec(engine="sim", workers={Role.DECODE: 2}, prepared=PREPARED, gateway=gateway)
+    names = {"127.0.0.1:8501": "D1", "127.0.0.1:8500": "D2"}
+    assert [line.split()[:2] for line in programs(plan(spec), names)[3:]] == [
+        ["D2", "127.0.0.1:8200"],
+        ["D2-sidecar", "127.0.0.1:8500"],
+        ["D1", "127.0.0.1:8201"],
+        ["D1-sidecar", "127.0.0.1:8501"],
+    ]

@@ -30,4 +30,11 @@ class Interval:
         return cls(math.exp(middle), math.exp(middle - width), math.exp(middle + width))
 
     def text(self) -> str:
-        return f"{self.value:.3g}" if self.low is None else f"{self.value:.3g} ({self.low:.3g} to {self.high:.3g})"
+        if self.low is None or self.high is None:
+            return rounded(self.value)
+        return f"{rounded(self.value)} ({rounded(self.low)} to {rounded(self.high)})"
+
+
+def rounded(value: float, digits: int = 3) -> str:
+    """To so many digits, or to a whole number where that has more."""
+    return f"{value:.{digits}g}" if value < 10**digits - 0.5 else f"{value:,.0f}"

@@ -18,7 +18,7 @@ from ppd.proxy.errors import PPDError
 
 from ..advice.advise import Advice, Plan, advise, modes_of
 from ..advice.contenders import Setting, workers_for
-from ..advice.interval import Interval
+from ..advice.interval import Interval, rounded
 from ..advice.processes import TryingProcesses
 from ..advice.search import Standing
 from ..advice.traffic import traffic_of
@@ -185,7 +185,7 @@ def verdict(found: Advice) -> str:
     )
     return (
         f"Recommended: {what}. It serves up to {best.goodput.text()} sessions a second, "
-        f"{best.goodput.value / found.rate:.2g} x the rate asked for."
+        f"{rounded(best.goodput.value / found.rate, 2)} x the rate asked for."
     )
 
 

@@ -103,7 +103,9 @@ def _error(said: Said) -> dict[str, object]:
 
 def _cannot_tell(proxy: ProxyClient, said: Said) -> click.ClickException:
     if said.status in (401, 403):
-        return click.ClickException(f"{proxy.address}: the admin key is missing or wrong: give --admin-key")
+        return click.ClickException(
+            f"{proxy.address}: the admin key is missing or wrong: give --admin-key or PPD_ADMIN_KEY"
+        )
     why = said.error or printable(str(_error(said).get("message") or f"it answered {said.status}"))
     return click.ClickException(f"{proxy.address}: {why}")
 

@@ -74,7 +74,7 @@ async def converse(
 
 
 def _may_split(facts: Facts) -> bool:
-    return facts.can_force and all(facts.serving(role) for role in (Role.PREFILL, Role.DECODE))
+    return facts.can_force and facts.proxy is not None and "split" in facts.proxy.ways
 
 
 async def _talk(

@@ -39,7 +39,7 @@ def verdict(findings: Sequence[Finding]) -> Text:
 
 
 def workers_table(facts: Facts) -> Text:
-    return columns([("worker", "address", "state", "version", "connector"), *map(_worker_row, facts.workers)])
+    return columns([("worker", "address", "state", "engine", "connector"), *map(_worker_row, facts.workers)])
 
 
 def counts_table(facts: Facts) -> Text:
@@ -58,7 +58,7 @@ def _worker_row(fact: WorkerFact) -> tuple[str, ...]:
     worker = fact.worker
     seen = "healthy" if fact.healthy else "not healthy" if fact.reachable else "not reachable"
     state = fact.state if fact.state and (fact.healthy or fact.state == "down") else seen
-    return fact.name, worker.address, state, worker.engine_version or "?", worker.connector
+    return fact.name, worker.address, state, f"{worker.engine} {worker.engine_version or '?'}", worker.connector
 
 
 def _counts_row(facts: Facts, fact: WorkerFact) -> tuple[str, ...]:

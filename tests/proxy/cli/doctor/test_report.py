@@ -38,7 +38,7 @@ def test_verdict_counts_the_levels() -> None:
 
 
 def test_table_of_lifetimes() -> None:
-    assert workers_table(Facts(workers=(D1,))).plain.splitlines()[1].split() == "D1 d:1 up 0.33.0 nixl".split()
+    assert workers_table(Facts(workers=(D1,))).plain.splitlines()[1].split() == "D1 d:1 up vllm 0.33.0 nixl".split()
     assert counts_table(Facts(workers=(D1,))).plain.splitlines()[1].split() == ("D1 2 1 25.0% 100 200 300 0 0".split())
     assert "since the engine started" in caption(Facts(workers=(D1,)))
 
@@ -47,7 +47,7 @@ def test_table_of_a_conversation_holds_its_growth() -> None:
     rows = counts_table(TALKED).plain.splitlines()
     assert rows[1].split()[-5:] == ["2", "4", "6", "?", "0"]
     assert rows[2].split() == "D2 ? ? ? ? ? ? ? ?".split()
-    assert workers_table(TALKED).plain.splitlines()[2].split() == "D2 d:2 not reachable ? nixl".split()
+    assert workers_table(TALKED).plain.splitlines()[2].split() == "D2 d:2 not reachable vllm ? nixl".split()
     assert "during the probe conversation" in caption(TALKED)
 
 

@@ -141,12 +141,9 @@ def with_gateway(spec: FleetSpec, config: ProxyConfig) -> FleetSpec:
 
 
 def programs(members: Iterable[FleetProgram], names: Mapping[str, str]) -> list[str]:
-    """Lines of a table. names: by address, what the proxy calls its workers: it numbers them as they come."""
+    """Lines of a table. names: see `FleetProgram.known_as`."""
     rows = [("program", "address", "log")]
-    for member in members:
-        known = names.get(member.worker or member.address)
-        name = member.name if known is None else known if member.worker else f"{known}-sidecar"
-        rows.append((name, member.address, str(member.log)))
+    rows += ((member.known_as(names), member.address, str(member.log)) for member in members)
     width = max(len(name) for name, *_ in rows) + 2
     return [f"{name:<{width}}{address:<18}{log}" for name, address, log in rows]
 

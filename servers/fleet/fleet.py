@@ -59,6 +59,13 @@ class FleetProgram:
     log: Path
     worker: str = ""  # of an agent: the address that it announces
 
+    def known_as(self, names: Mapping[str, str]) -> str:
+        """names: by address, what the proxy calls its workers: it numbers them as they come."""
+        known = names.get(self.worker or self.address)
+        if known is None:
+            return self.name
+        return known if self.worker else f"{known}-sidecar"
+
 
 def plan(spec: FleetSpec) -> tuple[FleetProgram, ...]:
     members = [_proxy(spec)]
@@ -180,7 +187,7 @@ class LocalFleet:
     def __init__(self, spec: FleetSpec) -> None:
         self._spec = spec
         self.members = plan(spec)
-        self.names: dict[str, str] = {}  # by address, what the proxy calls its workers, once they are ready
+        self.names: dict[str, str] = {}  # by address, what the proxy calls its workers, as soon as they are up
         self._front = self.members[0].name
         self._processes = {
             member.name: EngineProcess(member.launch, spec.log_dir / f"{member.name}.log", name=member.name)
@@ -227,7 +234,8 @@ class LocalFleet:
 
     async def _ended(self, process: EngineProcess) -> None:
         code = await process.wait()
-        raise EngineFailed(f"{process.name} ended with {code}; {self._last_words(process.name)}")
+        name = next(member.known_as(self.names) for member in self.members if member.name == process.name)
+        raise EngineFailed(f"{name} ended with {code}; {self._last_words(process.name)}")
 
     def _last_words(self, name: str) -> str:
         process = self._processes[name]

@@ -26,6 +26,16 @@ COUNTS: Final[Mapping[str, str]] = {  # nothing of the usual: the engine, in the
     "report": "by the report of the answering worker's sidecar",
     "estimate": "by nobody: the answer was not seen, and no sidecar reported; the session goes on by estimates",
 }
+ITEMS: Final[Mapping[str, str]] = {  # docs/encoders.md
+    "unnamed": "of Messages: engines hear no name of it",
+    "held": "its worker has the embedding",
+    "prefix": "its worker has the KV of it",
+    "small": "below the least size",
+    "busy": "an encoder would take longer than its worker",
+    "absent": "no encoder serves the model",
+    "never": "by the config",
+    "left": "by the picker, to its worker",
+}
 # Why a way that was wanted was not taken; and reasons that are no mode's.
 REASONS: Final[Mapping[str, str]] = {
     "not_resident": "no D is believed to hold the conversation",
@@ -115,14 +125,20 @@ def told(receipt: Receipt, width: int) -> Iterator[RenderableType]:
 
 
 def _encoder(record: EncoderRecord) -> Iterator[tuple[str, str]]:
-    yield "items", ", ".join(record.items)
-    on_encoder, in_place = _seconds(record.on_encoder_s), _seconds(record.in_place_s)
-    yield "an item takes", f"{on_encoder} s at an encoder, {in_place} s in place"
+    yield "items", ", ".join(map(_item, record.items))
+    if record.on_encoder_s is not None or record.in_place_s is not None:
+        on_encoder, in_place = _seconds(record.on_encoder_s), _seconds(record.in_place_s)
+        yield "an item takes", f"{on_encoder} s at an encoder, {in_place} s in place"
     if record.legs:
         yield "waited", f"{record.waited_s:.3f} s from {record.began_s:.3f} on"
     for leg in record.legs:
         ended = "" if leg.ended_s is None else f"{leg.ended_s:.3f}"
         yield leg.worker, f"{leg.started_s:.3f} to {ended}, {leg.items} items{f': {leg.error}' if leg.error else ''}"
+
+
+def _item(told: str) -> str:
+    why = ITEMS.get(told.rpartition(": ")[2])
+    return told if why is None else f"{told} ({why})"
 
 
 def _section(heading: str, content: RenderableType) -> RenderableType:

@@ -166,8 +166,16 @@ def test_what_encoders_did_is_told() -> None:
         began_s=0.01, waited_s=0.5, on_encoder_s=0.15, items=["image: failed", "audio: small"], legs=[leg]
     )
     text = " ".join(printed(receipt(encoder=record)).split())
-    assert "image: failed, audio: small" in text and "E1 0.010 to 0.500, 2 items: sent: reset" in text
+    assert "image: failed, audio: small (below the least size)" in text
+    assert "E1 0.010 to 0.500, 2 items: sent: reset" in text
     assert "0.1500 s at an encoder, - s in place" in text
+
+
+def test_an_item_that_costs_less_in_place_is_not_said_to_have_met_a_busy_encoder() -> None:
+    record = EncoderRecord(began_s=0.01, waited_s=0.0, items=["image: busy"], legs=[])
+    text = " ".join(printed(receipt(encoder=record)).split())
+    assert "image: busy (an encoder would take longer than its worker)" in text
+    assert "an item takes" not in text, "nobody knows yet"
 
 
 def test_nothing_that_a_client_chose_steers_the_terminal() -> None:

@@ -85,7 +85,7 @@ class BodyMemory:
         return BodyRoom(self)
 
     def gauges(self) -> Iterator[Metric]:
-        yield gauge("ppd_body_memory_bytes", "Held by request bodies under way", self.held_bytes)
+        yield gauge("ppd_body_memory_bytes", "Memory of request bodies under way", self.held_bytes)
         yield gauge("ppd_bodies_waiting", "Request bodies that wait for memory", len(self._waiting))
         yield CounterMetricFamily("ppd_bodies_refused", "Request bodies that got no memory in time", self._refused)
 

@@ -193,7 +193,7 @@ class Metrics:
         self.retries = counter("ppd_retries", "Requests to be tried again, by how that was paid", "result")
         self.abandoned = counter("ppd_handovers_abandoned", "Hand-overs whose client left", "fate")
         self.refused = counter("ppd_refused", "Requests refused for the proxy's own limits", "reason")
-        self.queue_wait = times("ppd_queue_wait_seconds", "Waits of those that were admitted late", TTFT_BUCKETS_S)
+        self.queue_wait = times("ppd_queue_wait_seconds", "Waits in the queue, of turns that waited", TTFT_BUCKETS_S)
         self.loop_lag = times("ppd_loop_lag_seconds", "How late the event loop runs what is due", LAG_BUCKETS_S)
         self.encoder_items = counter("ppd_encoder_items", "Images, sounds and videos, by who encodes them", "decision")
         self.canaries = counter("ppd_canaries", "Tiny conversations over a pair of P and D", "result")
@@ -213,8 +213,8 @@ class Metrics:
         self.handoffs_missing = counter("ppd_handoffs_missing", "Prefill answers without a usable handoff", "reason")
         self.heartbeats = counter("ppd_heartbeats", "Messages on the heartbeat ports", "result")
         self.kv_events = counter("ppd_kv_events", "Engines' KV events, by what became of them", "kind", "role")
-        self.kv_event_batches_dropped = counter("ppd_kv_event_batches_dropped", "Batches of them not used", "reason")
-        self.kv_event_gaps = counter("ppd_kv_event_gaps", "Batches that did not follow the one before", "result")
+        self.kv_event_batches_dropped = counter("ppd_kv_event_batches_dropped", "KV event batches not used", "reason")
+        self.kv_event_gaps = counter("ppd_kv_event_gaps", "Gaps in the numbers of KV event batches", "result")
         self.tokenized = counter("ppd_prompts_tokenized", "Prompts, by whether their tokens came in time", "result")
         self.token_counts = counter("ppd_token_counts", "Tokenised prompts that workers counted too", "result")
         self.passed_through = counter("ppd_passthrough_requests", "Requests outside of sessions", "endpoint", "status")
@@ -256,7 +256,7 @@ def fleet_gauges(views: Iterable[WorkerView]) -> Iterator[Metric]:
 
 def laws_gauges(judged: Iterable[Judged]) -> Iterator[Metric]:
     labels = ("basis", "name", "figure")
-    median = GaugeMetricFamily("ppd_prediction_error_median", "Of the newest turns, by what predicted", labels=labels)
+    median = GaugeMetricFamily("ppd_prediction_error_median", "Median error over the newest turns", labels=labels)
     stale = GaugeMetricFamily("ppd_laws_stale", "1: a profile or a table that does not fit this fleet", labels=labels)
     for one in judged:
         values = (one.basis, one.name, one.figure)
@@ -281,11 +281,11 @@ def lost_receipts(count: int) -> Metric:
 
 def log_counters(lost: Mapping[str, int], held_back: int) -> Iterator[Metric]:
     """lost: by log."""
-    lines = CounterMetricFamily("ppd_log_lines_lost", "Lines that nothing took, as of a full disk", labels=("log",))
+    lines = CounterMetricFamily("ppd_log_lines_lost", "Log lines that were lost, as on a full disk", labels=("log",))
     for log, count in lost.items():
         lines.add_metric((log,), count)
     yield lines
-    held = CounterMetricFamily("ppd_log_lines_held_back", "Lines beyond log_lines_per_minute of their kind")
+    held = CounterMetricFamily("ppd_log_lines_held_back", "Log lines beyond log_lines_per_minute of their kind")
     held.add_metric((), held_back)
     yield held
 

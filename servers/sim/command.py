@@ -181,6 +181,13 @@ def _costs(ctx: click.Context, _: click.Parameter, name: str | None) -> EnginePr
 )
 @click.option("--engine-id", default="", show_default="random")
 @click.option("--api-key", default="", help="Required of clients under /v1.")
+@click.option(
+    "--stores-responses",
+    is_flag=True,
+    envvar="VLLM_ENABLE_RESPONSES_API_STORE",
+    show_envvar=True,
+    help="Responses can be read again and continued by previous_response_id.",
+)
 @click.option("--seed", default=0, show_default=True, help="Engines of one model and seed answer alike.")
 @click.option("--fatal-text", default="", help="A request that holds it kills the engine; for tests.")
 @click.option("--dev-mode", is_flag=True, help="POST /reset_prefix_cache empties the prefix cache, as on vLLM.")

@@ -161,3 +161,19 @@ def test_a_host_that_nobody_knows_is_named() -> None:
     said = CliRunner().invoke(command, ["--host", "no-such-host.invalid", "--port", "0"])
     assert said.exit_code == 1
     assert said.output.startswith("Error: host = 'no-such-host.invalid': must be a name or an address of this machine")
+
+
+@pytest.mark.parametrize(
+    ("flags", "variable", "status"),
+    [((), "", 404), (("--stores-responses",), "", 200), ((), "1", 200), ((), "0", 404)],
+)
+async def test_responses_are_stored_if_it_is_told_so_as_vllm_is(
+    monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], variable: str, status: int
+) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_RESPONSES_API_STORE", variable)
+    async with process("--role", "R", *flags) as engine, aiohttp.ClientSession() as session:
+        url = f"http://{engine.address}/v1/responses"
+        async with session.post(url, json={"model": "sim", "input": "hi", "max_output_tokens": 2}) as made:
+            stored = (await made.json())["id"]
+        async with session.get(f"{url}/{stored}") as answer:
+            assert answer.status == status

@@ -5,6 +5,8 @@ The types are in `values`. The checks of the fleet and of the probe conversation
 
 from __future__ import annotations
 
+import errno
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
@@ -27,6 +29,18 @@ from .fleet import (
 )
 from .readback import reading_back_works
 from .values import Facts, Finding, Level, PortFact
+
+PORT_REMEDIES = {
+    os.strerror(number): remedy
+    for number, remedy in (
+        (
+            errno.EADDRINUSE,
+            "Stop what uses it or choose another; if it is the proxy itself, check that with `ppd doctor --proxy`.",
+        ),
+        (errno.EADDRNOTAVAIL, "Give an address of this machine, or run the doctor on the machine that has it."),
+        (errno.EACCES, "Give the proxy the right to it, or choose a port from 1024 on."),
+    )
+}
 
 
 def config_is_valid(facts: Facts) -> Iterator[Finding]:
@@ -53,7 +67,7 @@ def _port(fact: PortFact) -> Finding:
         return Finding(Level.SKIP, fact.key, "0: any free port" if fact.key == "port" else "0: off")
     if not fact.error:
         return Finding(Level.OK, fact.key, f"{where} is free")
-    remedy = "Stop what uses it or choose another; if it is the proxy itself, check that with `ppd doctor --proxy`."
+    remedy = PORT_REMEDIES.get(fact.error, PORT_REMEDIES[os.strerror(errno.EADDRINUSE)])
     return Finding(Level.FAIL, fact.key, f"{where} can't be bound ({fact.error})", remedy)
 
 

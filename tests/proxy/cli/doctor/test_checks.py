@@ -18,7 +18,6 @@ from ppd.proxy.cli.doctor.checks import (
     exit_code,
     heartbeats_are_guarded,
     laws_fit,
-    ports_are_free,
     proxy_answers,
     table_can_be_used,
 )
@@ -38,7 +37,6 @@ from ppd.proxy.cli.doctor.values import (
     Finding,
     LawsFact,
     Level,
-    PortFact,
     ProbeConversation,
     ProxyFact,
     TurnFact,
@@ -99,23 +97,6 @@ def assert_actionable(findings: list[Finding]) -> None:
 )
 def test_config(facts: Facts, expected: Said) -> None:
     check_said(config_is_valid, facts, expected)
-
-
-@pytest.mark.parametrize(
-    ("ports", "expected"),
-    [
-        ([("port", 10001, "")], [(OK, "h:10001 is free")]),
-        ([("port", 10001, "Address already in use")], [(FAIL, "h:10001 can't be bound (Address already in use)")]),
-        ([("port", 0, ""), ("heartbeat_port", 0, "")], [(SKIP, "any free port"), (SKIP, "off")]),
-        (
-            [("port", 7, ""), ("heartbeat_port", 7, "")],
-            [(OK, "free"), (OK, "free"), (FAIL, "port and heartbeat_port are both 7")],
-        ),
-    ],
-)
-def test_ports(ports: list[tuple[str, int, str]], expected: Said) -> None:
-    facts = config(ports=tuple(PortFact(key, "h", port, error) for key, port, error in ports))
-    check_said(ports_are_free, facts, expected)
 
 
 @pytest.mark.parametrize(

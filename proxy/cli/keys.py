@@ -69,7 +69,7 @@ def new(name: str, tenant: str | None, file: Path | None, **rights: Any) -> None
     help="Where the two files go; made if it is not there.  [default: here]",
 )
 def curve(name: str, folder: Path) -> None:
-    """Make a pair of certificates for the encrypted heartbeat port: NAME.key, and NAME.key_secret.
+    """Make a pair of certificates for the encrypted heartbeat port.
 
     NAME.key is public: an agent's goes into the proxy's `curve_clients_dir`, the proxy's to each agent. NAME.key_secret
     stays where it is used, and only its owner can read it.

@@ -15,6 +15,7 @@ from .values import EngineCounts, Facts, Finding, Level, ProbeConversation, Turn
 
 ENOUGH = 0.5  # this share of the expected tokens is evidence
 LOGS = "Look up the request in the logs of the proxy and of its workers."
+MODELS_SHOWN = 5
 FEW_TOKENS = 64  # fewer may be the rest of a prompt that does not fill a KV block
 
 BY_KV_ALONE = ("sglang", "trtllm", "trtllm_gen_first")  # their D computes no prompt that it was to get from P
@@ -29,6 +30,15 @@ def turns_are_answered(facts: Facts) -> Iterator[Finding]:
         yield Finding(Level.SKIP, "conversation", conversation.skipped)
     for index, turn in enumerate(conversation.turns, 1):
         yield _answered(f"turn {index}", turn, index)
+    served = {model for fact in facts.workers for model in fact.worker.models}
+    if conversation.turns and (others := sorted(served - {conversation.model})):
+        yield Finding(Level.SKIP, "other models", f"{_shortened(others)} not asked", "Give --model for one of them.")
+
+
+def _shortened(names: list[str]) -> str:
+    more = len(names) - MODELS_SHOWN
+    shown = ", ".join(names[:MODELS_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return f"{shown} {'was' if len(names) == 1 else 'were'}"
 
 
 def _answered(check: str, turn: TurnFact, number: int) -> Finding:

@@ -77,6 +77,10 @@ def talk(*turns: TurnFact, workers: tuple[WorkerFact, ...] = (P1, D1), forced: t
     return Facts(proxy=PROXY, workers=workers, conversation=ProbeConversation(model="m", turns=turns, forced=forced))
 
 
+TWO = tuple(replace(fact, worker=replace(fact.worker, models=("m", "n"))) for fact in (P1, D1))
+LORAS = (replace(R1, worker=replace(R1.worker, models=tuple(f"a{number}" for number in range(6)))),)
+
+
 def d1(*counts: int | None) -> tuple[tuple[str, EngineCounts], ...]:
     """Growth on D1: computed, local hits, transferred, expired, failed."""
     return (("D1", EngineCounts(*counts)),)
@@ -89,6 +93,8 @@ def d1(*counts: int | None) -> tuple[tuple[str, EngineCounts], ...]:
         (talk(replace(FIRST, status=503, error="no worker")), [(FAIL, "answered with 503: no worker")]),
         (talk(replace(FIRST, status=0, error="no answer in 120 s")), [(FAIL, "not answered: no answer in 120 s")]),
         (talk(FIRST, replace(LOCAL, number=1)), [(OK, "SPLIT"), (WARN, "taken for turn 1 of its session")]),
+        (talk(FIRST, workers=(*TWO, *LORAS)), [(OK, "SPLIT"), (SKIP, "a0, a1, a2, a3, a4 and 2 more were not asked")]),
+        (talk(FIRST, workers=TWO), [(OK, "SPLIT"), (SKIP, "n was not asked")]),
         (talk(replace(FIRST, number=0, cached_tokens=None)), [(OK, "unknown cached")]),
         (Facts(conversation=ProbeConversation(skipped="no model")), [(SKIP, "no model")]),
         (Facts(config=ConfigFact()), []),

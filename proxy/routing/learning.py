@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from ..beliefs.cache_book import BLOCK_TOKENS
 from ..laws.corrections import TPOT, TTFT
 from ..laws.forecasts import AnswerEnded, SessionReturned
 from ..openai.answer import AnswerSummary
@@ -28,8 +29,9 @@ log = logging.getLogger(__name__)
 LOCAL, READBACK = Route.LOCAL, Route.READBACK  # quicker to look up
 
 # A LOCAL turn that found less than this share of what was believed resident is a residency miss. The engine caches
-# whole blocks, so the last few tokens never count, but rounding does not lose half of a prefix.
+# whole blocks, so up to two of them may be all that a short prefix had; of a longer one they are less than half.
 MISS_SHARE = 0.5
+MISS_TOKENS = 2 * BLOCK_TOKENS
 
 
 class SeenAnswer(msgspec.Struct, frozen=True):
@@ -207,7 +209,7 @@ class Learner(ReceiptEnds):
         self._rate_limits.settle(attempt.client, attempt.charged_tokens, prompt + completion, now_s)
         self._metrics.tokens.add(route, prompt, cached or 0, completion)
         held_tokens, calls_tool = decision.cached_tokens, reply.calls_tool
-        if route is LOCAL and cached is not None and cached < held_tokens * MISS_SHARE:
+        if route is LOCAL and cached is not None and cached < min(held_tokens * MISS_SHARE, held_tokens - MISS_TOKENS):
             self._metrics.residency_misses.inc()
         # What an unknown stored response adds to the prompt has tokens, but no bytes here.
         is_whole = match.source is not None or request.prompt.previous_response_id is None

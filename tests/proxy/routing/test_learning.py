@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from prometheus_client import generate_latest
 
 from ppd.proxy.assembly import new_state
-from ppd.proxy.beliefs.held import Residency
+from ppd.proxy.beliefs.held import BeliefEvidence, Held, Residency
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.connectors.leg import Handoff
 from ppd.proxy.failures import Leg
@@ -97,6 +97,24 @@ def test_a_whole_answer_teaches_what_went_as_foreseen(
     state = state_of()
     complete(state, decision, summary, (FIRST_S, LAST_S), handoff)
     assert is_corrected(state) == teaches
+
+
+@pytest.mark.parametrize(
+    ("held", "cached", "misses"),
+    [
+        (1000, 900, 0),
+        (1000, 400, 1),
+        (1000, 0, 1),
+        (40, 0, 1),
+        (30, 16, 0),
+        (30, 0, 0),  # as a health check's "hi", which fills no block that could be found again
+    ],
+)
+def test_a_prefix_of_fewer_tokens_than_two_blocks_is_not_missed(held: int, cached: int, misses: int) -> None:
+    state = state_of()
+    complete(state, replace(LOCAL, held=Held(held, BeliefEvidence.OWN_TURNS)), answered(cached), None)
+    text = generate_latest(state.metrics.registry).decode()
+    assert f"ppd_residency_misses_total {float(misses)}" in text
 
 
 def test_ttft_counts_from_the_decision_and_not_from_the_queue() -> None:

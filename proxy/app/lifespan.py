@@ -89,6 +89,7 @@ class FleetWatch:
             self._probe_unheard()
             self._ask_again()
             self._note_changes()
+            self._proxy.state.handles.expire()
             self._laws.look()
             self._proxy.state.admission.admit_waiting()  # a worker may have come, or come back
 
@@ -130,6 +131,7 @@ class FleetWatch:
                 view, health = state.registry.view(worker), state.health
                 forget = health.forget if leads else health.forget_turns
                 forget(worker, view.since_s if view else math.inf)
+                state.handles.left(worker, view.incarnation if view else None)
             name, status, _, missing = after or before or ("", "", "", "")
             level = logging.INFO if leads else logging.DEBUG
             what = self._named(worker, status) if after else self._gone(worker)

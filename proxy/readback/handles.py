@@ -69,7 +69,8 @@ class Handles:
         self.drop(history)
         self.kept[history] = handle
         self._bytes += handle.size
-        while self.kept and (self._bytes > self._most_bytes or not self._is_good(next(iter(self.kept.values())))):
+        self.expire()
+        while self._bytes > self._most_bytes:
             self.drop(next(iter(self.kept)))
 
     def of(self, history: int) -> Handle | None:
@@ -93,11 +94,29 @@ class Handles:
         if (handle := self.kept.pop(history, None)) is not None:
             self._bytes -= handle.size
 
-    def answered(self, history: int, by: WorkerId) -> None:
-        """A session that has moved to another worker leaves its handle."""
+    def answered(self, history: int, by: WorkerId, gone_on_from: int | None = None) -> None:
+        """A session leaves its handle when it moves to another worker, or goes on from fewer tokens than it stands for.
+
+        gone_on_from: how many of the session's tokens the prompt began with; None: it was the prompt before.
+        """
         handle = self.kept.get(history)
-        if handle is not None and handle.decode != by:
+        if handle is None:
+            return
+        has_parted = gone_on_from is not None and gone_on_from < handle.tokens
+        if handle.decode != by or has_parted:
             self.drop(history)
+
+    def left(self, decode: WorkerId, incarnation: str | None) -> None:
+        """This D has begun anew, or (None) is gone: what it kept before is gone too."""
+        kept = [history for history, handle in self.kept.items() if handle.decode == decode]
+        for history in kept:
+            if self.kept[history].incarnation != incarnation:
+                self.drop(history)
+
+    def expire(self) -> None:
+        """Drops the oldest ones whose time is over."""
+        while self.kept and not self._is_good(next(iter(self.kept.values()))):
+            self.drop(next(iter(self.kept)))
 
     def judged(self, model: str, *, is_prefix: bool) -> None:
         """Whether a P's tokens began with a handle's. A model whose template drops reasoning, say, proves none."""

@@ -239,7 +239,7 @@ class Learner(ReceiptEnds):
         )
         self._sessions.finish(match, request.prompt, outcome, now_s)
         if summary.handle is not None or self._state.handles.kept:
-            keep(self._state, attempt, summary)
+            keep(self._state, match, attempt, summary)
 
     def _await_events(self, attempt: Attempt, now_s: float) -> None:
         receipt, decode, prefill = attempt.receipt, attempt.decision.decode, attempt.decision.prefill

@@ -80,12 +80,13 @@ def _is_plain(request: Request) -> bool:
     return is_text and request.endpoint in CHOOSING and request.choices == 1
 
 
-def keep(state: State, attempt: Attempt, summary: AnswerSummary) -> None:
+def keep(state: State, match: SessionMatch, attempt: Attempt, summary: AnswerSummary) -> None:
     """After a whole answer: its handle, in place of the session's one before."""
     told, view, handoff = summary.handle, attempt.decision.decode, attempt.handoff
     params = None if told is None or handoff is None else handle_params(told.params, view.worker, handoff)
     if told is None or params is None:
-        state.handles.answered(attempt.history, view.id)
+        gone_on_from = match.held_tokens if match.kind is MatchKind.NEXT else None
+        state.handles.answered(attempt.history, view.id, gone_on_from)
         return
     until_s = attempt.decode_asked_s + kept_s(view.worker) - MARGIN_S  # it has them for as long after its answer
     model, tokens, digest = attempt.request.model, told.tokens, told.digest

@@ -236,6 +236,16 @@ async def test_an_edited_history_is_not_read_back(edit: str) -> None:
         assert it.fleet.newest().handoff_missing is None
 
 
+async def test_a_session_that_has_gone_on_from_less_is_not_read_back() -> None:
+    """As of clients that send the message before with other words. Three such would bar the model for ten minutes."""
+    async with Kept.on() as it:
+        await it.say()
+        it.talk.messages[2]["content"] += " Be brief."
+        await it.say(Route.LOCAL)
+        await it.say()
+        assert (it.fleet.newest().vetoes, it.fleet.newest().handoff_missing) == (("no_handle",), None)
+
+
 @pytest.mark.parametrize("moment", ["P reads", "P has answered", "D answers"])
 async def test_a_client_that_leaves_leaves_only_what_d_keeps(moment: str) -> None:
     async with Kept.on() as it:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import math
 
 import pytest
 
@@ -17,6 +18,7 @@ from ppd.proxy.laws.accuracy import TURNS
 from ppd.proxy.laws.corrections import Figure
 from ppd.proxy.laws.worker_laws import TableTime, TurnTimes
 from ppd.proxy.peers.channels import Member
+from ppd.proxy.readback.handles import Handle
 from ppd.proxy.settings import Settings
 
 
@@ -114,7 +116,7 @@ async def test_a_new_engine_has_its_own_failures_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("index", [0, 1])
-async def test_each_process_forgets_which_pairs_moved_kv_with_their_workers(index: int) -> None:
+async def test_each_process_forgets_which_pairs_moved_kv_and_what_d_kept_with_their_workers(index: int) -> None:
     """Or names of workers that never come back would pile up in those that do not watch them."""
     proxy = assemble(Settings(ProxyConfig(heartbeat_port=0)), now=lambda: 1.0, member=Member(index=index))
     registry, health, watch = proxy.state.registry, proxy.state.health, FleetWatch(proxy)
@@ -124,9 +126,12 @@ async def test_each_process_forgets_which_pairs_moved_kv_with_their_workers(inde
     watch._note_changes()
     health.succeeded(pair)
     assert health.moved_s(pair) == 1.0
+    handles = proxy.state.handles
+    handles.keep(7, Handle(b"{}", 50, b"", "m", decode.id, "i", until_s=math.inf))
     registry.dismiss(decode.id)
     watch._note_changes()
     assert health.moved_s(pair) < 0.0
+    assert not handles.kept
     proxy.listener.close()
     await proxy.upstream.close()
     await proxy.prober.close()

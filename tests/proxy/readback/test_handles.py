@@ -55,6 +55,39 @@ def test_a_session_has_one_and_leaves_it_when_it_moves() -> None:
     assert handles.of(7) is None
 
 
+def test_a_session_leaves_one_from_whose_tokens_it_has_not_gone_on() -> None:
+    """As where the client has sent an earlier message with other words."""
+    handles = Handles(Time())
+    handles.keep(7, HANDLE)
+    for gone_on_from in (None, 50, 51):
+        handles.answered(7, D1, gone_on_from)
+        assert handles.of(7) == HANDLE
+    handles.answered(7, D1, 49)
+    assert handles.of(7) is None
+
+
+def test_none_is_kept_of_a_d_that_has_begun_anew_or_left() -> None:
+    handles, others = Handles(Time()), replace(HANDLE, decode=D2)
+    handles.keep(6, others)
+    for now, is_kept in (("i", True), ("anew", False), (None, False)):
+        handles.keep(7, HANDLE)
+        handles.left(D1, now)
+        assert (handles.of(7) is not None) is is_kept
+    assert handles.of(6) == others
+
+
+def test_none_is_kept_for_longer_than_d_keeps_the_kv() -> None:
+    time = Time()
+    handles = Handles(time)
+    handles.keep(7, HANDLE)
+    handles.keep(8, replace(HANDLE, until_s=2000.0))
+    handles.expire()
+    assert len(handles) == 2
+    time.now_s = HANDLE.until_s
+    handles.expire()
+    assert list(handles.kept) == [8]
+
+
 def test_so_many_bytes_are_kept_and_the_oldest_go_first() -> None:
     time, size = Time(), ENTRY_BYTES + 100
     handles = Handles(time, most_bytes=3 * size)

@@ -97,7 +97,7 @@ def state_of(*views: WorkerView) -> State:
 
 def kept(state: State, attempt: Attempt, handle: ToldHandle | None = TOLD) -> Handle | None:
     attempt.decode_asked_s = 100.0
-    keep(state, attempt, AnswerSummary(handle=handle))
+    keep(state, state.sessions.find(attempt.request.prompt, 0.0), attempt, AnswerSummary(handle=handle))
     return state.handles.of(attempt.history)
 
 

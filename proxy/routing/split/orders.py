@@ -143,8 +143,8 @@ class Split:
             is_unreached = ROWS[Leg.DECODE, exc.phase, exc.cause].handoff is HandoffEffect.RELEASED
             legs.take(LegsEvent.UNREACHED if is_unreached and attempt.handoff is not None else LegsEvent.DECODE_FAILED)
             raise
-        (came_to,) = legs.take(LegsEvent.BEGAN)
-        self._note(attempt, came_to)
+        for came_to in legs.take(LegsEvent.BEGAN):  # nothing to note where the client has left
+            self._note(attempt, came_to)
         return opened
 
     def _note(self, attempt: Attempt, action: LegsAction, error: BaseException | None = None) -> None:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from ppd.proxy.assembly import assemble
+from ppd.proxy.beliefs.turn_touches import NoTouches
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.failures import Cause, Leg, Phase
 from ppd.proxy.leg_moves import LegsState
@@ -168,4 +169,24 @@ async def test_a_d_that_was_asked_as_the_client_left_is_ended_and_has_the_kv(lab
     lab.turn.cancel()
     await wound_up(lab)
     assert (state(lab), fates(lab), outstanding(lab)) == (LegsState.TAKEN, {"taken": 1}, 0)
+    await lab.until_hung_up(lab.d)
+
+
+class Noted(NoTouches):
+    """Whether the answering worker has told that it holds the prompt."""
+
+    is_answering = False
+
+    def answering(self) -> None:
+        self.is_answering = True
+
+
+async def test_a_d_that_begins_as_its_client_leaves_holds_the_prompt(lab: Lab) -> None:
+    lab.attempt.touches = noted = Noted()
+    lab.p.say(HANDING_OVER)
+    await until_d_is_asked(lab)
+    lab.turn.cancel()
+    lab.d.say(GOOD_D)
+    await wound_up(lab)
+    assert (noted.is_answering, state(lab), outstanding(lab)) == (True, LegsState.TAKEN, 0)
     await lab.until_hung_up(lab.d)

@@ -65,8 +65,8 @@ class Meetings:
         self._by_request: dict[str, _Meeting] = {}  # handed over and not yet taken, by P's request id
 
     def __len__(self) -> int:
-        """Prefills that are handed over and not yet taken."""
-        return len(self._by_request)
+        """Prefills that are handed over and not yet taken, and that P still holds."""
+        return sum(map(self._is_pinned, self._by_request))
 
     # P's leg
 

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Coroutine, Set
 from typing import Any
 
-from ...connectors import CONNECTORS, can_pair
+from ...connectors import CONNECTORS, can_pair, reads_back
 from ...connectors.leg import Pair
 from ...connectors.prefill import engine_version, prefill_fields
 from ...errors import LegError, PPDError
@@ -24,7 +24,12 @@ from ...failures import ROWS, HandoffEffect, HealthEffect, Leg
 from ...fleet.view import WorkerView
 from ...fleet.worker import Role, WorkerId
 from ...leg_moves import Legs, LegsEvent, LegsState
-from ...upstream.call import Call, Timeouts
+from ...openai.answer import AnswerObserver
+from ...openai.body_members import Edited, encoded
+from ...openai.request import Endpoint, Fields
+from ...openai.stream_relay import Edits, StreamRelay
+from ...upstream.answer_checks import until_begun
+from ...upstream.call import Answer, Call, Timeouts
 from ...upstream.client import Upstream
 from ..attempt import Attempt, OpenAnswer
 from ..state import State
@@ -38,6 +43,8 @@ REACHED_S = 1.0  # to connect to the D that is to pull the KV
 TAKEN_S = 10.0  # for its one token
 MOST_TAKERS = 3  # Ds that are asked until one is reached
 AT_ONCE = 32  # handoffs that are taken: a crowd that leaves must not stand before the turns of those who stay
+
+_STREAMED: Fields = {"stream": encoded(True)}
 
 
 class HandoffRelease:
@@ -158,9 +165,13 @@ class HandoffRelease:
     async def _have_taken(self, attempt: Attempt, decode: WorkerView) -> None:
         prefill, handoff = attempt.decision.prefill, attempt.handoff
         assert prefill is not None and handoff is not None, "it is to be taken off P"
-        endpoint = attempt.request.endpoint
-        # D pulls the KV when it begins; one token is the least that it can be asked for.
-        least = prefill_fields(endpoint, attempt.request.fields, engine_version(decode.worker.engine_version))
+        endpoint, fields, keeps = attempt.request.endpoint, attempt.request.fields, reads_back(decode.worker)
+        # D pulls the KV when it begins; one token is the least that it can be asked for. A D from which P may read back
+        # keeps the KV of each answer that it ends, for minutes: so that one is asked for a stream, left as it begins.
+        if keeps:
+            least: Fields = Edited.of(fields, _STREAMED)
+        else:
+            least = prefill_fields(endpoint, fields, engine_version(decode.worker.engine_version))
         connector, pair = CONNECTORS[prefill.worker.connector], Pair(prefill.worker, decode.worker)
         leg = connector.decode_leg(endpoint, least, pair, attempt.leg_id("f"), handoff)
         used = self._registry.reserve(decode.id, 0)
@@ -172,8 +183,7 @@ class HandoffRelease:
                 headers={**attempt.headers, **leg.headers},
                 timeouts=Timeouts(REACHED_S, TAKEN_S, TAKEN_S),
             ) as answer:
-                await answer.body()
-                if answer.status == 200:
+                if await _has_taken(answer, endpoint, is_stream=keeps):
                     self._ledger.close(attempt.attempt_id)
         finally:
             self._registry.release(decode.id, used)
@@ -194,6 +204,16 @@ class HandoffRelease:
             if not view.worker.has_sidecar and view.id not in tried
         ]
         return min(able, key=lambda view: (view.id in failing, view.id != own.id, view.requests), default=None)
+
+
+async def _has_taken(answer: Answer, endpoint: Endpoint, *, is_stream: bool) -> bool:
+    """Whether D has the KV, once it has answered; of a stream, once it has begun."""
+    if answer.status != 200 or not is_stream:
+        await answer.body()
+        return answer.status == 200
+    observer = AnswerObserver(endpoint)
+    await until_begun(endpoint, answer, StreamRelay(endpoint, Edits(), observer), observer, TAKEN_S)
+    return observer.summary.error is None
 
 
 def _leave(attempt: Attempt) -> None:

@@ -273,6 +273,24 @@ async def test_a_client_that_leaves_leaves_only_what_d_keeps(moment: str) -> Non
     assert fleet.idle()
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_d_that_takes_what_a_client_left_does_not_keep_it(stream: bool) -> None:
+    """It would do so for minutes, where P frees it within seconds."""
+    async with Kept.on("P1 D1 D2") as it:
+        fleet = it.fleet
+        it.p.faults = order(FaultKind.SLOW, READ, HEAD, delay_s=0.03)
+        kept = {engine.address: engine.counters.kept_answers for engine in fleet.engines.values()}
+        asking = asyncio.create_task(fleet.ask(Talk(it.talk.messages[:1]).body(stream=stream), forced=Route.SPLIT))
+        handed = it.p.counters.handoffs
+        await fleet.until(lambda: it.p.counters.handoffs > handed)
+        asking.cancel()
+        await asyncio.wait({asking})
+        await fleet.until(lambda: not fleet.is_winding_up() and fleet.at_rest())
+        assert await fleet.metric('ppd_handovers_abandoned_total{fate="taken"}') == 1
+        assert (it.p.pinned, fleet.outstanding()) == (0, 0)
+        assert {engine.address: engine.counters.kept_answers for engine in fleet.engines.values()} == kept
+
+
 @pytest.mark.parametrize("dies", ["P1", "D1"])
 async def test_a_worker_that_dies_costs_a_prefill(dies: str) -> None:
     async with Kept.on("P1 P2 D1 D2", engine={**BOTH, "load_failure_policy": LoadFailurePolicy.RECOMPUTE}) as it:

@@ -68,6 +68,8 @@ class HandoffRelease:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             _leave(attempt)
+            if attempt.legs is not None and attempt.legs.state is LegsState.OVER:
+                task.cancel()  # now, as what a leg comes to after that has no meaning
             self._own(self._end_abandoned(task, attempt))
             raise
 

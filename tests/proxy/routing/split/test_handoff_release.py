@@ -93,6 +93,30 @@ async def test_a_p_that_answers_as_its_client_leaves_is_relieved_by_d(lab: Lab) 
     assert (lab.outstanding(), lab.fates()) == (0, {"taken": 1})
 
 
+async def test_a_d_that_computes_alone_is_ended_as_its_client_leaves(lab: Lab) -> None:
+    """At once: it may begin to answer in the same round of the loop."""
+    made, begins, ended = lab.running(await lab.decode("D1")), asyncio.Event(), list[str]()
+
+    async def opening() -> OpenAnswer:
+        tell(made, LegsEvent.NOTHING)
+        try:
+            await begins.wait()
+        except asyncio.CancelledError:
+            ended.append("told so")
+            raise
+        tell(made, LegsEvent.BEGAN)
+        return opened()
+
+    turn = asyncio.ensure_future(lab.proxy.handoff_release.shielded(opening(), made))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    turn.cancel()
+    begins.set()
+    await asyncio.wait({turn})
+    await lab.wound_up()
+    assert (ended, made.legs and made.legs.state, lab.closed) == (["told so"], LegsState.OVER, ["given back"])
+
+
 async def test_what_p_has_sent_when_the_time_is_up_is_still_read(lab: Lab) -> None:
     async def opening(made: Attempt) -> OpenAnswer:
         await asyncio.sleep(GRACE_S)

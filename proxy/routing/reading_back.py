@@ -13,6 +13,7 @@ from ..connectors.nixl import handle_params, kept_s
 from ..connectors.prefill import engine_version
 from ..errors import LegError
 from ..failures import Cause
+from ..fleet.worker import Role
 from ..openai.answer import AnswerSummary
 from ..openai.body_members import Edited, given
 from ..openai.request import CHOOSING, Fields, Request
@@ -66,7 +67,9 @@ def asks_handle(attempt: Attempt) -> bool:
     """Whether D's answer may have a handle that a later turn can use. D keeps the KV in any case."""
     decision, request = attempt.decision, attempt.request
     prefill, decode = decision.prefill, decision.decode.worker
-    if prefill is None or attempt.handoff is None or not (reads_back(decode) and reads_back(prefill.worker)):
+    if prefill is None or attempt.handoff is None or decode.role is not Role.DECODE:
+        return False
+    if not (reads_back(decode) and reads_back(prefill.worker)):
         return False
     if not _is_plain(request) or given(request.fields, RETURN_IDS):  # as it says, the client sees them
         return False

@@ -67,6 +67,7 @@ P, D, OLD_D = told(Role.PREFILL), told(Role.DECODE), told(Role.DECODE, "0.32.1")
         (split(P, told(Role.DECODE, ""), stream=False), True),
         (split(view(Role.PREFILL), D), False),
         (split(P, view(Role.DECODE)), False),
+        (split(P, told(Role.REPLICA)), False),  # a P reads back from D alone
         (split(P, D, Endpoint.RESPONSES), False),  # their answers name no tokens
         (split(P, D, Endpoint.MESSAGES), False),
         (split(P, D, return_token_ids=True), False),  # the client would see them no more

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -43,6 +44,7 @@ class Lab:
             models=("m",),
             connector=connector,
             has_sidecar=bool(changes.get("has_sidecar")),
+            coordinates=changes.get("coordinates", {}),
         )
         registry.add_static(worker, 0.0)
         registry.probed(worker.id, worker, None, 0.0)
@@ -51,20 +53,33 @@ class Lab:
         assert view is not None
         return view
 
-    async def decode(self, name: str, *, status: int = 200, **changes: Any) -> WorkerView:
+    async def decode(self, name: str, *, status: int = 200, event: Any = None, **changes: Any) -> WorkerView:
+        """event: the first of an answer that does not end, where one is asked for as a stream."""
         asked = self.asked[name] = []
 
-        async def answer(request: web.Request) -> web.Response:
+        async def streamed(request: web.Request) -> web.StreamResponse:
+            answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await answer.prepare(request)
+            await answer.write(b"data: " + msgspec.json.encode(event) + b"\n\n")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.closed.append(name)
+            raise AssertionError
+
+        async def answer(request: web.Request) -> web.StreamResponse:
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
             asked.append(await request.json())
             await asyncio.sleep(0)
             self.at_once -= 1
+            if event is not None and asked[-1].get("stream"):
+                return await streamed(request)
             return web.json_response({}, status=status)
 
         app = web.Application()
         app.router.add_post("/{path:.*}", answer)
-        server = await self._stack.enter_async_context(TestServer(app))
+        server = await self._stack.enter_async_context(TestServer(app, handler_cancellation=True))
         return self.join(name, f"127.0.0.1:{server.port}", **changes)
 
     def running(self, decode: WorkerView, prefill: WorkerView | None = None) -> Attempt:

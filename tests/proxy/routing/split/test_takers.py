@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ppd.proxy.connectors.leg import Handoff
+from ppd.proxy.connectors.nixl import READS_BACK
 from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Leg, Phase
 from ppd.proxy.upstream.call import Call, Expiry
@@ -32,6 +33,23 @@ async def test_a_handoff_that_is_too_old_is_left_to_its_lease(lab: Lab) -> None:
     made.expiry = Expiry.of(lab.proxy.upstream.uptime() - 20.0, 20.0)
     assert await released(lab, made) == 1
     assert lab.asked["D2"] == []
+
+
+TOKEN = {"choices": [{"index": 0, "delta": {"content": "hi"}}]}
+ERROR = {"error": {"message": "the KV did not come", "code": 500}}
+
+
+@pytest.mark.parametrize(("event", "left"), [(TOKEN, 0), (ERROR, 1)])
+async def test_a_d_from_which_p_may_read_back_is_left_as_it_begins(lab: Lab, event: dict[str, Any], left: int) -> None:
+    """It keeps the KV of each answer that it ends."""
+    d1, _ = await lab.decode("D1"), await lab.decode("D2", event=event, coordinates={READS_BACK: "true"})
+    assert await released(lab, lab.running(d1)) == left
+    (body,) = lab.asked["D2"]
+    assert (body["stream"], body["kv_transfer_params"]) == (True, {"remote_request_id": "kv"})
+    async with asyncio.timeout(60):
+        while not lab.closed:
+            await asyncio.sleep(0.001)
+    assert lab.closed == ["D2"]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
 All have NIXL's pull connector, so that any of them may compute a prompt for another, unless they are told to have
 another one or none. They recompute what they cannot load (`kv_load_failure_policy`), because the default answers 500
-when the other is gone. Prefix caching is always on: LOCAL turns depend on it. Encoders have neither: they run no
-language model, and give embeddings to the others by an encoder cache.
+when the other is gone; but not a P that reads back, which would wait for ever (docs/readback.md). Prefix caching is
+always on: LOCAL turns depend on it. Encoders have neither: they run no language model, and give embeddings to the
+others by an encoder cache.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def kv_transfer_config(spec: EngineSpec) -> dict[str, Any]:
     config: dict[str, Any] = {
         "kv_connector": CONNECTORS[spec.connector],
         "kv_role": "kv_producer" if spec.role is Role.PREFILL else "kv_consumer",
-        "kv_load_failure_policy": "recompute",
+        "kv_load_failure_policy": "fail" if spec.reads_back and spec.role is Role.PREFILL else "recompute",
     }
     if spec.reads_back:
         config["kv_connector_extra_config"] = {"bidirectional_kv_xfer": True, "decoder_kv_blocks_ttl": spec.keeps_s}

@@ -7,7 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from ppd.proxy.fleet.worker import Role
 from ppd.servers.vllm.launch import TINY_NAME
@@ -88,3 +90,23 @@ async def test_kv_of_another_conversation_reaches_no_answer_and_no_cache_that_ot
         assert (await client.receipt(turn))["handoff_missing"] == "not_a_prefix"
         for talk in talks:
             await talk.say(THREE[2], "SPLIT")
+
+
+@pytest.mark.parametrize(
+    "spoilt", [{"remote_blocks_expiry_time": 1.0}, {"remote_engine_id": "gone", "remote_port": 1}], ids=["late", "gone"]
+)
+async def test_a_p_that_cannot_read_says_so_and_keeps_nothing(fleet: Any, spoilt: dict[str, Any]) -> None:
+    async with told(fleet) as client:
+        talk, before = Talk(fleet, client.conversation()), await fleet.load(P)
+        await talk.say(LONG, "SPLIT")
+        (history, handle), *_ = client.proxy.state.handles.kept.items()
+        params = msgspec.json.encode({**msgspec.json.decode(handle.params), **spoilt})
+        client.proxy.state.handles.kept[history] = replace(handle, params=params)
+        turn, on_p, _ = await talk.say(THREE[1], "READBACK")
+        assert on_p["external_kv_transfer"] == 0
+        receipt = await client.receipt(turn)
+        assert receipt["handoff_missing"] == "handle_refused"
+        assert [leg["status"] for leg in receipt["legs"]] == [500, 200]
+        after = await fleet.load(P)
+        assert (after.running, after.waiting) == (0, 0)
+        assert after.kv_usage <= before.kv_usage, "leases of turns before may have ended"

@@ -70,6 +70,15 @@ def test_every_engine_may_hand_over_and_pull(role: Role, kv_role: str, device: s
 
 
 @pytest.mark.parametrize(
+    ("role", "policy"), [(Role.PREFILL, "fail"), (Role.DECODE, "recompute"), (Role.REPLICA, "recompute")]
+)
+def test_a_p_that_reads_back_fails_what_it_cannot_read(role: Role, policy: str) -> None:
+    """vLLM would ask for the KV once more in place of computing it, and wait for ever."""
+    told = document(command(spec(role=role, reads_back=True)).argv, "--kv-transfer-config")
+    assert told["kv_load_failure_policy"] == policy
+
+
+@pytest.mark.parametrize(
     ("connector", "device", "config", "variable"),
     [
         ("nixl_push", "cuda", {"engine_id": "10.0.0.5:8000"}, "VLLM_NIXL_SIDE_CHANNEL_PORT"),

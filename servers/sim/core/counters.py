@@ -15,6 +15,7 @@ class Trap(StrEnum):
     NO_REMOTE_ADDRESS = "no_remote_address"  # D: host, port, engine or request id is missing; the request hangs
     WRONG_ENGINE = "wrong_engine"  # P: the pull names another engine; the load fails
     NOT_BIDIRECTIONAL = "not_bidirectional"  # P: a D's handle without bidirectional_kv_xfer; the request hangs
+    READ_AGAIN = "read_again"  # P: recomputes what it could not read back; it waits for that KV again, and for ever
     FOREIGN_BLOCKS = "foreign_blocks"  # P: block ids that are not the handoff's; wrong KV
     UNKNOWN_HANDOFF = "unknown_handoff"  # P: no such request; wrong KV
     EXPIRED_HANDOFF = "expired_handoff"  # P: pulled after the lease; wrong KV

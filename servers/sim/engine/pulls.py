@@ -93,6 +93,9 @@ class Pulls:
             engine.counters.failed_transfers += sequence.state is not SequenceState.FINISHED
             policy, transfer = engine.config.load_failure_policy, sequence.transfer
             recompute = policy is LoadFailurePolicy.RECOMPUTE and engine.protocol.engine == "vllm"
+            if recompute and transfer.read_back is not None and _begins_again(sequence):
+                engine.counters.traps[Trap.READ_AGAIN] += 1
+                return
             output = engine.scheduler.pull_failed(pull, recompute=recompute or transfer.recomputes)
             if output is not None:
                 engine.deliver(replace(output, error=f"KV transfer: {failure}") if sequence.transfer.key else output)
@@ -244,3 +247,8 @@ class Pulls:
             engine.counters.traps[Trap.OTHER_PROMPT] += 1
             raise SideChannelError(f"P's prompt has {prefill.tokens} tokens, this one {len(sequence.prompt)}")
         return prefill.remote(pull.remote)
+
+
+def _begins_again(sequence: Sequence) -> bool:
+    """Whether vLLM looks once more for what others hold of this prompt: it does where nothing of it is computed."""
+    return sequence.state is SequenceState.PULLING and not sequence.computed

@@ -81,19 +81,33 @@ async def test_a_second_use_is_counted_by_name_and_shows_in_the_text(lab: Any) -
     assert (await lab.chat(p, second, cache_salt="another-leg")).text != (await lab.chat(r, second)).text
 
 
-@pytest.mark.parametrize(("policy", "status"), [(LoadFailurePolicy.FAIL, 500), (LoadFailurePolicy.RECOMPUTE, 200)])
-async def test_p_does_not_read_what_d_is_about_to_give_up(lab: Any, policy: LoadFailurePolicy, status: int) -> None:
+async def test_p_does_not_read_what_d_is_about_to_give_up(lab: Any) -> None:
     clock = Clock()
-    p = await lab.start("P", now=clock, load_failure_policy=policy, **BOTH)
+    p = await lab.start("P", now=clock, **BOTH)
     d = await lab.start("D", now=clock, decoder_kv_blocks_ttl=60, **BOTH)
     second, handle, _ = await kept(lab, p, d)
     clock.now_s += 56.0
     asked = {"max_tokens": 1, "kv_transfer_params": handle}
-    assert (await lab.chat(p, second, **asked, **SALT)).status == status
-    assert d.pinned == 1
+    assert (await lab.chat(p, second, **asked, **SALT)).status == 500
+    assert (p.pool.used, d.pinned) == (0, 1)
     clock.now_s += 5.0
     await lab.fetch(d, "/metrics")
     assert (d.pinned, d.counters.expired_handoffs) == (0, 1)
+
+
+async def test_a_p_that_recomputes_what_it_cannot_read_waits_for_it_again_and_loses_its_blocks(lab: Any) -> None:
+    """As seen on vLLM 0.32."""
+    p = await lab.start("P", load_failure_policy=LoadFailurePolicy.RECOMPUTE, **BOTH)
+    d = await lab.start("D", **BOTH)
+    second, handle, _ = await kept(lab, p, d)
+    p.faults = Faults([Order(FaultKind.LOAD)])
+    asking = asyncio.create_task(lab.chat(p, second, max_tokens=1, kv_transfer_params=handle, **SALT))
+    await until(lambda: p.counters.traps[Trap.READ_AGAIN] == 1)
+    used = p.pool.used
+    asking.cancel()
+    await asyncio.wait({asking})
+    await until(lambda: p.counters.finished["abort"] == 1)
+    assert p.pool.used == used > 0
 
 
 @pytest.mark.parametrize(

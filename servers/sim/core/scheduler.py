@@ -120,7 +120,7 @@ class Scheduler:
         self._waiting.append(sequence)
 
     def abort(self, sequence: Sequence) -> None:
-        """A pull that is under way keeps its blocks until it reports."""
+        """A pull that is under way keeps its blocks until it reports: as on vLLM for good, if it never will."""
         if sequence.state is SequenceState.FINISHED:
             return
         self._counters.finished[Finish.ABORT] += 1
@@ -128,11 +128,12 @@ class Scheduler:
             self._running.remove(sequence)
         elif sequence.state is SequenceState.WAITING:
             (self._waiting if sequence in self._waiting else self._ready).remove(sequence)
-        is_read_into = sequence.state is SequenceState.PULLING and sequence.transfer.trap is None
+        is_pulling = sequence.state is SequenceState.PULLING
         sequence.move(SequenceState.FINISHED)
-        if not is_read_into:
-            self._pulling.pop(sequence.id, None)
+        if not is_pulling:
             self._pool.release(sequence.forget_blocks())
+        elif sequence.transfer.trap is not None:
+            del self._pulling[sequence.id]
 
     def preempt_all(self) -> None:
         """Gives back the blocks of all running sequences, which are computed again later."""

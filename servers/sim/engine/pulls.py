@@ -95,6 +95,7 @@ class Pulls:
             recompute = policy is LoadFailurePolicy.RECOMPUTE and engine.protocol.engine == "vllm"
             if recompute and transfer.read_back is not None and _begins_again(sequence):
                 engine.counters.traps[Trap.READ_AGAIN] += 1
+                sequence.transfer = replace(transfer, trap=Trap.READ_AGAIN)
                 return
             output = engine.scheduler.pull_failed(pull, recompute=recompute or transfer.recomputes)
             if output is not None:

@@ -107,7 +107,8 @@ async def test_a_p_that_recomputes_what_it_cannot_read_waits_for_it_again_and_lo
     asking.cancel()
     await asyncio.wait({asking})
     await until(lambda: p.counters.finished["abort"] == 1)
-    assert p.pool.used == used > 0
+    assert (p.pool.used, p.scheduler.sequences) == (used, [])
+    assert used > 0
 
 
 @pytest.mark.parametrize(

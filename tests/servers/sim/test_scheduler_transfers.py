@@ -174,13 +174,13 @@ def test_a_scheduler_that_asserts_is_the_engines_end(transfer: Transfer, trap: T
     assert d.counters.traps == {trap: 1}
 
 
-def test_a_pull_without_an_address_parks_the_request_until_its_client_leaves() -> None:
+def test_a_pull_without_an_address_parks_the_request_until_its_client_leaves_and_loses_its_blocks() -> None:
     d = Engine()
     sequence = d.add_sequence("a", "hello world", LONG, Transfer(trap=Trap.NO_REMOTE_ADDRESS))
     assert [d.step() for _ in range(3)] == [Step()] * 3
     assert (d.scheduler.pulling, d.pool.used) == (1, 3)
     d.scheduler.abort(sequence)
-    assert (d.scheduler.pulling, d.pool.used) == (0, 0)
+    assert (d.scheduler.pulling, d.pool.used) == (0, 3)
 
 
 def test_blocks_are_paired_from_the_end_as_vllm_does() -> None:

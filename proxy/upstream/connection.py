@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import ssl
 import sys
 import termios
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from typing import Protocol, cast
 from .. import plane
 
 HEAD_LIMIT_BYTES = 256 * 1024
+READ_BYTES = 256 * 1024
 SERVER_ERROR = 500
 _TAKEN: dict[bytes, bytes] = {}  # replaces headers that the listener has
 
@@ -113,10 +115,24 @@ class WorkerConnection(asyncio.Protocol):
             listener.body_came(b"", is_last=True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        transport, self._transport = self._transport, None
         self._owner.lost(self)
+        if transport is not None and self._listener is not None:
+            self._decrypt_rest(transport.get_extra_info("ssl_object"))
         self._fail(is_malformed=False)
         del self._parser  # breaks a reference cycle, so that both are freed at once
+
+    def _decrypt_rest(self, tls: ssl.SSLObject | None) -> None:
+        """While a connection is not read, uvloop decrypts nothing, but when the worker closes, it ends at once.
+
+        What the worker had sent before still lies in the TLS object, less than 512 KiB.
+        """
+        with contextlib.suppress(ssl.SSLError):  # that nothing more lies there is one
+            while tls is not None and self._listener is not None:
+                if not (data := tls.read(READ_BYTES)):  # the worker's goodbye: TLS tells the end, not the socket
+                    self.eof_received()
+                    return
+                self.data_received(data)
 
     # -- called with what the parser found
 

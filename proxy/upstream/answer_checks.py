@@ -16,7 +16,7 @@ from ..openai.request import CHOOSING, Endpoint
 from ..openai.stream_relay import StreamRelay
 from .call import Answer
 
-OPENING_LIMIT_BYTES = 8 * 1024 * 1024  # of a stream before its first event; a single event of 4 MiB is in pieces
+OPENING_LIMIT_BYTES = 8 * 1024 * 1024  # held of a stream until it has begun; a single event of 4 MiB is in pieces
 
 Redacting = Callable[[WorkerView], Redaction]  # what no client may learn from this worker; asked for errors alone
 
@@ -47,8 +47,10 @@ async def until_begun(
             raise answer.failure("the worker ended its answer before it began", Cause.RESET)
         parts.append(relay.feed(chunk))
         held_bytes += len(parts[-1])
-        if observer.summary.events == 0 and held_bytes > OPENING_LIMIT_BYTES:
-            raise answer.failure("the worker sends only comments", Cause.MALFORMED)
+        if held_bytes > OPENING_LIMIT_BYTES:
+            if observer.summary.events == 0:
+                raise answer.failure("the worker sends only comments", Cause.MALFORMED)
+            break  # an event that large, say: from here on the client's pace bounds what is held
         if events == 0 < observer.summary.events:
             events = observer.summary.events
             by_s = now() + idle_s

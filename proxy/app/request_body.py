@@ -7,12 +7,14 @@ import zlib
 
 from quart import request
 
+from ..bodies.body_memory import ROOM, BodyRoom
 from ..bodies.body_reader import Body, body_of
 from ..bodies.received import ReceivedBody
 from ..errors import BodyTooLarge, RequestError
 
 _GZIP = ("gzip", "x-gzip")
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
+_SIZE_BYTES = 4  # at the end of a gzip member: the size of what it holds, modulo 2 ** 32
 _AT_ONCE_BYTES = 2048  # decoded in under 10 ms whatever they hold; more is decoded beside the event loop
 
 
@@ -35,7 +37,7 @@ async def whole_body(limit_s: float, limit_bytes: int) -> Body:
         error.status = 408
         raise error from exc
     body = received.take()
-    return await decoded(body, limit_bytes) if is_compressed else body
+    return await decoded(body, limit_bytes, request.scope.get("state", {}).get(ROOM)) if is_compressed else body
 
 
 def check_coding(coding: str) -> bool:
@@ -49,19 +51,26 @@ def check_coding(coding: str) -> bool:
     raise error
 
 
-async def decoded(body: Body, limit_bytes: int) -> Body:
-    """A gzip body decoded. RequestError (400) if it is not one, BodyTooLarge if it holds more than `limit_bytes`."""
+async def decoded(body: Body, limit_bytes: int, room: BodyRoom | None) -> Body:
+    """A gzip body decoded, once it has room for what it says that it holds; PPDError if it gets none.
+
+    RequestError (400) if it is not gzip, BodyTooLarge if it holds more than `limit_bytes`.
+    """
     data = body if isinstance(body, bytes) else body.view()
+    size = int.from_bytes(data[-_SIZE_BYTES:], "little")
+    if room is not None:
+        await room.wait(min(size, limit_bytes))
     if len(data) <= _AT_ONCE_BYTES:
-        return _decoded(data, limit_bytes)
-    return body_of([await asyncio.to_thread(_decoded, data, limit_bytes)])
+        return _decoded(data, size, limit_bytes)
+    return body_of([await asyncio.to_thread(_decoded, data, size, limit_bytes)])
 
 
-def _decoded(body: bytes | memoryview, limit_bytes: int) -> bytes:
+def _decoded(body: bytes | memoryview, size: int, limit_bytes: int) -> bytes:
+    """size: as the body says, so more is not decoded."""
     # One member only: of many tiny ones each would copy all that follow it.
     member = zlib.decompressobj(_GZIP_WINDOW)
     try:
-        data = member.decompress(body, limit_bytes + 1)
+        data = member.decompress(body, min(size, limit_bytes) + 1)
     except zlib.error:
         raise RequestError("the body is not gzip, as its content-encoding says") from None
     if len(data) > limit_bytes:

@@ -20,6 +20,7 @@ from ..errors import BodyTooLarge, Overloaded, PPDError
 from ..telemetry.metrics import gauge
 from .shared_bytes import LARGE_BYTES
 
+ROOM = "body_room"  # in the `state` of an ASGI scope: that of the request's body
 SHARE = 0.25  # of the memory that the process may use
 SMALL_PART = 8  # this part of the room is left to small bodies
 _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")

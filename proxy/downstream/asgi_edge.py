@@ -24,7 +24,7 @@ from hypercorn.typing import (
 )
 
 from ..admission.web_pages import Headers, Origins
-from ..bodies.body_memory import BodyMemory, BodyRoom
+from ..bodies.body_memory import ROOM, BodyMemory, BodyRoom
 from ..config import ProxyConfig
 from ..errors import PPDError, answer_body, comes_back
 from ..openai.request import Endpoint
@@ -220,9 +220,8 @@ class Edge:
         more, preflight = self._for_web_pages(scope)
         exchange = GuardedExchange(scope, receive, send, self.body_memory.room(), self._config.idle_timeout_s, more)
         exchange.record = self.requests.opened(scope["method"], scope["path"])
-        scope["state"] = ConnectionState(
-            {**scope["state"], RECORD: exchange.record}
-        )  # the given one is the connection's
+        # The given one is the connection's.
+        scope["state"] = ConnectionState({**scope["state"], RECORD: exchange.record, ROOM: exchange.room})
         self.requests.began(exchange, connection)
         try:
             query = b"?" + scope["query_string"] if scope["query_string"] else b""

@@ -20,7 +20,7 @@ from ..app.request_body import check_coding, decoded
 from ..bodies.body_memory import BodyRoom
 from ..bodies.body_reader import Body
 from ..bodies.received import SHORT_BYTES, ReceivedBody
-from ..errors import BodyTooLarge, PPDError, RequestError
+from ..errors import BodyTooLarge, PPDError
 from ..openai.request import Endpoint
 from ..openai.stream_relay import broken_off
 from ..routing.router import TurnReply
@@ -212,7 +212,7 @@ class TurnExchange:
         assert caller is not None, "it was let in"
         body, is_compressed = reading.received.take(), reading.is_compressed
         try:
-            reply = await self._reply_to(caller, body, is_compressed=is_compressed)
+            reply = await self._reply_to(caller, body, reading.memory if is_compressed else None)
             if self._state is _OVER:
                 if not isinstance(reply.body, bytes):
                     reply.body.abandon()
@@ -224,11 +224,12 @@ class TurnExchange:
             log.exception("an answer could not be written")
             self.fail()
 
-    async def _reply_to(self, caller: Caller, body: Body, *, is_compressed: bool) -> TurnReply:
-        if is_compressed:
+    async def _reply_to(self, caller: Caller, body: Body, compressed: BodyRoom | None) -> TurnReply:
+        """compressed: the room of a body that is."""
+        if compressed is not None:
             try:
-                body = await decoded(body, self._site.body_limit_bytes)
-            except RequestError as exc:
+                body = await decoded(body, self._site.body_limit_bytes, compressed)
+            except PPDError as exc:
                 return error_reply(exc, self._endpoint)
         return await self._site.service.answer(caller, body)
 

@@ -196,7 +196,7 @@ class PickerCall:
         try:
             body = given = self._body.take()
             if check_coding(self._headers.get("content-encoding", "")):
-                body = await decoded(given, self._proxy.settings.config.body_limit_bytes)
+                body = await decoded(given, self._proxy.settings.config.body_limit_bytes, self._room)
             await self._choose(caller, body, is_same=body is given)
         except PPDError as exc:
             self._refuse(exc, caller)

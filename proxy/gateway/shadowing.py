@@ -139,7 +139,7 @@ class ShadowCall:
             await self._room.wait(self._body.size)
             body = self._body.take()
             if check_coding(self._headers.get("content-encoding", "")):
-                body = await decoded(body, self._proxy.settings.config.body_limit_bytes)
+                body = await decoded(body, self._proxy.settings.config.body_limit_bytes, self._room)
             request, context = await self._proxy.turns.read(self._caller, body)
             job = await self._proxy.chooser.enter(request, self._caller.receipt, context)
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import io
 import json
 import os
@@ -157,3 +158,15 @@ async def test_a_client_that_leaves_gives_its_room_back(start_fleet: Any, plane:
         turn = await posted(fleet, chat("x" * 9 * MIB))
         assert turn.status == 413
         assert memory.held_bytes == 0
+
+
+@PLANES
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+async def test_a_compressed_body_counts_as_what_it_decodes_to(start_fleet: Any, plane: DataPlane, path: str) -> None:
+    async with start_fleet("", data_plane=plane, body_memory_bytes=8 * MIB) as fleet, odd_worker(fleet, Echo().answer):
+        headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        for size, status in ((5 * MIB, 200), (9 * MIB, 413)):
+            body = gzip.compress(json.dumps(chat("x" * size)).encode())
+            async with fleet.session.post(fleet.base_url + path, data=body, headers=headers) as response:
+                assert response.status == status
+            await fleet.until(lambda: fleet.proxy.body_memory.held_bytes == 0)

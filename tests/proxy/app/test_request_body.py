@@ -11,6 +11,7 @@ import pytest
 from quart import Quart
 
 from ppd.proxy.app.request_body import check_coding, decoded, whole_body
+from ppd.proxy.bodies.body_memory import BodyMemory
 from ppd.proxy.errors import RequestError
 
 SCOPE: dict[str, Any] = {
@@ -94,7 +95,7 @@ async def test_a_body_that_takes_too_long_is_refused() -> None:
 @pytest.mark.parametrize("size", [0, 1, 1000, 100_000])
 async def test_a_gzip_body_is_decoded(size: int) -> None:
     body = b"x" * size
-    assert await decoded(gzip.compress(body, mtime=0), 100_000) == body
+    assert await decoded(gzip.compress(body, mtime=0), 100_000, None) == body
 
 
 @pytest.mark.parametrize(
@@ -113,8 +114,34 @@ async def test_a_gzip_body_is_decoded(size: int) -> None:
 )
 async def test_what_is_too_large_or_no_gzip_is_refused(body: bytes, status: int) -> None:
     with pytest.raises(RequestError) as caught:
-        await decoded(body, 1000)
+        await decoded(body, 1000, None)
     assert caught.value.status == status
+
+
+@pytest.mark.parametrize("size", [1000, 50_000, 3_000_000])
+async def test_a_gzip_body_takes_the_room_of_what_it_decodes_to(size: int) -> None:
+    memory = BodyMemory(8_000_000, 60.0)
+    large, small, room = memory.room(), memory.room(), memory.room()
+    await large.wait(7_000_000)
+    await small.wait(1_000_000)
+    body = bytes(size)
+    decoding = asyncio.create_task(decoded(gzip.compress(body), 10_000_000, room))
+    await asyncio.sleep(0.01)
+    assert not decoding.done()
+    large.free()
+    small.free()
+    found = await decoding
+    assert bytes(found if isinstance(found, bytes) else found.view()) == body
+    assert memory.held_bytes == size
+    room.free()
+
+
+async def test_a_gzip_body_that_tells_less_than_it_holds_is_no_gzip() -> None:
+    memory = BodyMemory(5_000_000, 60.0)
+    lying = gzip.compress(bytes(2_000_000))[:-4] + (1000).to_bytes(4, "little")
+    with pytest.raises(RequestError) as caught:
+        await decoded(lying, 10_000_000, memory.room())
+    assert (caught.value.status, memory.held_bytes) == (400, 1000)
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,11 @@ class WorkerConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def drop(self) -> None:
+        """As `abort`, where nobody may be told of its end: uvloop tells none if it is cancelled just as it is made."""
+        self.abort()
+        self.connection_lost(None)
+
     # -- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -116,8 +121,10 @@ class WorkerConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         transport, self._transport = self._transport, None
+        if transport is None:  # it was dropped
+            return
         self._owner.lost(self)
-        if transport is not None and self._listener is not None:
+        if self._listener is not None:
             self._decrypt_rest(transport.get_extra_info("ssl_object"))
         self._fail(is_malformed=False)
         del self._parser  # breaks a reference cycle, so that both are freed at once

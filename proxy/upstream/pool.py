@@ -118,27 +118,31 @@ class Pool:
     async def _connected(self) -> WorkerConnection:
         failure: OSError | None = None
         for family, address in await self._addresses():
-            made = _socket(family)
+            made, connection = _socket(family), WorkerConnection(self, self._loop)
             try:
                 await self._loop.sock_connect(made, address)
-                if self._poller is not None:
-                    self._poller.adopt(made, connection := WorkerConnection(self, self._loop))
-                    return connection
-                _, connection = await self._loop.create_connection(
-                    lambda: WorkerConnection(self, self._loop),
-                    sock=made,
-                    ssl=self._tls.context if self._tls else None,
-                    server_hostname=self._host if self._tls else None,
-                )
+                await self._begin(connection, made)
             except OSError as exc:
                 made.close()
                 failure = exc
             except BaseException:
+                connection.drop()
                 made.close()
                 raise
             else:
                 return connection
         raise failure or OSError("no address")
+
+    async def _begin(self, connection: WorkerConnection, made: socket.socket) -> None:
+        if self._poller is not None:
+            self._poller.adopt(made, connection)
+            return
+        await self._loop.create_connection(
+            lambda: connection,
+            sock=made,
+            ssl=self._tls.context if self._tls else None,
+            server_hostname=self._host if self._tls else None,
+        )
 
     async def _addresses(self) -> list[tuple[int, Any]]:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET

@@ -1,4 +1,4 @@
-"""Answers of workers that speak TLS, where a layer of the event loop stands between the socket and the connection."""
+"""Connections to workers that speak TLS: a layer of the event loop lies between the socket and the connection."""
 
 from __future__ import annotations
 
@@ -117,3 +117,29 @@ async def test_an_answer_that_breaks_off_is_not_taken_for_whole(authority: Autho
     with pytest.raises(LegError) as failure:
         await answered_late(engine, authority)
     assert failure.value.cause is Cause.RESET
+
+
+class Abandoned(Pool):
+    """Whoever wants a connection leaves just as it is made."""
+
+    connecting: asyncio.Task[object]
+
+    def made(self) -> None:
+        super().made()
+        self.connecting.cancel()
+
+
+@on_both_planes
+async def test_a_connection_that_nobody_wants_any_more_once_it_is_made_is_closed(authority: Authority) -> None:
+    failures = list[dict[str, object]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, failure: failures.append(failure))
+    engine = Engine(authority, b"", b"", says_goodbye=False)
+    engine.may_go_on.set()
+    pool = Abandoned((engine.worker.address, True), keepalive_s=4.0, tls=Tls(lambda: trusting(authority)))
+    serving = asyncio.create_task(asyncio.to_thread(engine.serve))
+    pool.connecting = asyncio.create_task(pool.connect(Call(engine.worker), 20.0))
+    await asyncio.wait((pool.connecting,))
+    assert pool.connecting.cancelled()
+    await asyncio.wait((serving,))
+    await _until_lost(pool)
+    assert (pool.is_used, failures) == (False, [])

@@ -59,6 +59,7 @@ class Connections:
         self._poller = None if tls else poller
         self._now = now
         self._patience = Patience(config.head_timeout_s, config.idle_connection_s)
+        self._take_s = max(CLOSE_S, config.idle_timeout_s)  # for a client over TLS to take all before it is closed
         self._limit = config.connections_per_address
         self._limit_of_all = share_of_clients(open_files_limit())
         self._open: dict[ConnectionLimits, None] = {}  # not a set, which may be five times as large as what is in it
@@ -259,7 +260,7 @@ class Connections:
             accepted,
             ssl=self._tls.context if self._tls else None,
             ssl_handshake_timeout=self._patience.head_s if self._tls else None,
-            ssl_shutdown_timeout=CLOSE_S if self._tls else None,
+            ssl_shutdown_timeout=self._take_s if self._tls else None,
         )
 
     async def _serve_http2(

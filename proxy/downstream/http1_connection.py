@@ -168,7 +168,12 @@ class ClientConnection(asyncio.Protocol):
             self._parse(data)
 
     def eof_received(self) -> None:
-        """A client that closes its half is usually gone: it is taken to be, and asyncio closes the connection."""
+        """A client that closes its half is usually gone: it is taken to be, and asyncio closes the connection.
+
+        Over TLS asyncio first waits until the client has taken what it was sent, and tells nobody meanwhile.
+        """
+        if self.limits.is_tls and self._current is not None:
+            self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = self._parser = None

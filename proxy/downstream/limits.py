@@ -17,6 +17,7 @@ from ..admission.wrong_keys import WrongKeys
 from ..config import OPERATOR_PATHS, ProxyConfig
 from ..errors import PPDError, RequestError
 from ..runtime.tasks import Drain, draining
+from ..runtime.undelivered import has_undelivered
 from ..telemetry.access_log import AccessLog, AccessRecord
 from . import response
 from .request_head import check_target, check_values, head_too_large, size_of, too_many_lines
@@ -179,9 +180,13 @@ class ConnectionLimits:
                 request.leave()
 
     def close_if_overdue(self) -> None:
-        """Aborts a connection that was closed already, if its client has not taken the last bytes in time."""
+        """Aborts a connection that was closed already, if its client has not taken the last bytes in time.
+
+        Over TLS that time is the event loop's: `is_stalled` does not tell of up to a MiB that lies below its TLS.
+        """
         if self.transport.is_closing():
-            if self.phase is not ConnectionPhase.BUSY and self._now() >= self._deadline_s:
+            is_late = self.phase is not ConnectionPhase.BUSY and self._now() >= self._deadline_s
+            if is_late and not (self.is_tls and has_undelivered(self.transport)):
                 self.transport.abort()
             return
         if self.is_stalled or self.phase is ConnectionPhase.BUSY or self._now() < self._deadline_s:

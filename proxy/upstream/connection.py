@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import ssl
-import sys
-import termios
 from collections.abc import Iterable
 from typing import Protocol, cast
 
 from .. import plane
+from ..runtime.undelivered import has_undelivered
 
 HEAD_LIMIT_BYTES = 256 * 1024
 READ_BYTES = 256 * 1024
@@ -60,12 +58,7 @@ class WorkerConnection(asyncio.Protocol):
     @property
     def has_undelivered(self) -> bool:
         """Whether the worker's machine has not acknowledged all bytes of the request."""
-        if self._transport is None or self.has_unsent:
-            return self._transport is not None
-        with contextlib.suppress(OSError, ValueError):  # it has just been closed
-            unacked = fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
-            return int.from_bytes(unacked, sys.byteorder) > 0
-        return False
+        return self._transport is not None and (self.has_unsent or has_undelivered(self._transport))
 
     @property
     def has_heard(self) -> bool:

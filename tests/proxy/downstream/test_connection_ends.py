@@ -40,6 +40,24 @@ async def test_a_body_must_come_in_time(before: bytes) -> None:
             assert (await reader.readline()).startswith(b"HTTP/1.1 408")
 
 
+@on_both_planes
+async def test_a_client_over_tls_that_says_goodbye_while_it_does_not_read_has_left() -> None:
+    """The event loop would first wait until it has taken all."""
+    async with site(waits=True) as at:
+        at.replies[b"{}"] = pieces = Pieces(b"x" * 20_000_000)
+        async with connected(at) as (_, writer):
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(turn())
+            await at.until(lambda: at.asked != [])
+            at.may_answer.set()
+            await at.until(at.is_stalled)
+            (limits,) = at.open
+            limits.is_tls = True
+            writer.write_eof()
+            await at.until(lambda: not under_way(at))
+            assert pieces.is_abandoned
+
+
 @pytest.mark.slow
 @on_both_planes
 async def test_a_body_behind_an_answer_that_was_taken_slowly_must_come_in_time_too() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import socket
 
 import pytest
 from hypercorn.asyncio.tcp_server import TCPServer
@@ -16,9 +17,13 @@ PATIENCE = Patience(head_s=10.0, idle_s=75.0)
 
 
 class FakeTransport:
-    def __init__(self) -> None:
+    def __init__(self, own: socket.socket | None = None) -> None:
+        self.own = own
         self.written = b""
         self.said = "open"
+
+    def get_extra_info(self, name: str) -> socket.socket | None:
+        return self.own
 
     def write(self, data: bytes) -> None:
         self.written += data
@@ -106,6 +111,30 @@ def test_a_refused_connection_over_tls_ends_though_its_request_begins_late(clock
     clock.advance(LINGER_S)
     tested.close_if_overdue()
     assert transport.said == "closed"
+
+
+@pytest.mark.parametrize("is_last", [True, False], ids=["its last answer", "an idle connection"])
+def test_over_tls_who_has_not_taken_its_answer_yet_is_not_cut_off(clock: FakeClock, is_last: bool) -> None:
+    own, client = socket.socketpair()
+    with own, client:
+        transport = FakeTransport(own)
+        tested = ConnectionLimits(transport, PATIENCE, clock, is_tls=True)  # type: ignore[arg-type]
+        request = FakeRequest()
+        tested.began(request)
+        own.send(b"the answer")
+        tested.ended(request, left=False)
+        if is_last:
+            tested.close_gently(is_read=True)
+        else:
+            clock.advance(PATIENCE.idle_s)
+            tested.close_if_overdue()
+        for _ in range(3):
+            clock.advance(CLOSE_S)
+            tested.close_if_overdue()
+            assert transport.said == "closed"
+        client.recv(100)
+        tested.close_if_overdue()
+        assert transport.said == "aborted"
 
 
 def test_the_end_of_a_connection_that_its_client_has_reset_is_no_defect(clock: FakeClock) -> None:

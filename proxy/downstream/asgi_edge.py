@@ -26,7 +26,7 @@ from hypercorn.typing import (
 from ..admission.web_pages import Headers, Origins
 from ..bodies.body_memory import ROOM, BodyMemory, BodyRoom
 from ..config import ProxyConfig
-from ..errors import PPDError, answer_body, comes_back
+from ..errors import LegError, PPDError, answer_body, comes_back
 from ..openai.request import Endpoint
 from ..openai.stream_relay import broken_off
 from ..runtime.tasks import Drain, draining
@@ -241,6 +241,9 @@ class Edge:
                 await exchange.finish()
         except TimeoutError:
             pass  # the client does not read its answer
+        except LegError:  # in the middle of an answer that is passed through
+            if exchange.is_multiplexed:
+                connection.spoil()
         finally:
             if not exchange.is_complete and (not exchange.is_multiplexed or exchange.is_cut):
                 connection.break_off()

@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 LAST_S = 1.0  # at the end of the process, for clients to take what is already written
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 ACCEPT_AGAIN_S = 0.5  # pause in accepting after one of them
-# A frame of 8 bytes, type 7, on stream 0: no error, and no stream is refused yet.
-GOAWAY = b"\x00\x00\x08\x07\x00" + bytes(4) + b"\x7f\xff\xff\xff" + bytes(4)
 TURN_AWAY_S = 1.0  # for a client without a place to take its refusal
 TURNED_AWAY_AT_ONCE = 256  # further ones are closed without a word
 AT_ONCE = 64  # connections accepted in a row before open ones are served again
@@ -118,8 +116,8 @@ class Connections:
         """Tells clients of HTTP/2 to begin no further stream here; those under way go on (RFC 9113, 6.8)."""
         for limits in self._http2:
             # One that has served a request was sent our settings, which must come first.
-            if limits.has_served and not limits.transport.is_closing():
-                limits.transport.write(GOAWAY)
+            if limits.has_served:
+                limits.go_away()
 
     def gauges(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("ppd_connections", "Clients' connections that are open", self._count)

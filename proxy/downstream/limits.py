@@ -25,6 +25,8 @@ from .request_head import check_target, check_values, head_too_large, size_of, t
 CUT_S = 1.0  # for clients to take the end of an answer that a drain cuts short
 CLOSE_S = 5.0  # for a client to take the last bytes when its connection is closed
 LINGER_S = 1.0  # without a byte from a client over TLS that may not have read its last answer
+# A frame of 8 bytes, type 7, on stream 0: no error, and no stream is refused yet.
+GOAWAY = b"\x00\x00\x08\x07\x00" + bytes(4) + b"\x7f\xff\xff\xff" + bytes(4)
 EVICTION_TRIES = 8  # connections looked at for one to close
 LEFT_LIMIT = 500  # a connection is dropped after more abandoned requests than this, ...
 LEFT_SHARE = 0.5  # ... if they are more than this share of its requests (HTTP/2 "rapid reset")
@@ -95,7 +97,7 @@ class ConnectionLimits:
 
     __slots__ = (
         *("_at_work", "_deadline_s", "_ends_by_s", "_idle", "_left", "_multiplexed", "_now", "_patience", "_requests"),
-        *("address", "is_stalled", "is_tls", "phase", "transport"),
+        *("_is_spoilt", "address", "is_stalled", "is_tls", "phase", "transport"),
     )
 
     def __init__(
@@ -123,6 +125,7 @@ class ConnectionLimits:
         self._multiplexed: tuple[AtWork, ...] | None = None  # None: the connection is not of HTTP/2
         self._requests = 0
         self._left = 0
+        self._is_spoilt = False
         self._ends_by_s: float | None = None  # the latest deadline, once the connection is to end
 
     def heard(self) -> None:
@@ -159,7 +162,7 @@ class ConnectionLimits:
         elif self._at_work is None and not self._multiplexed:
             self.phase = ConnectionPhase.WAITING
             if self._ends_by_s is None:
-                self._deadline_s = self._now() + self._patience.idle_s
+                self._deadline_s = self._now() + (CLOSE_S if self._is_spoilt else self._patience.idle_s)
                 if not self.transport.is_closing():
                     self._idle.add(self)
 
@@ -224,6 +227,17 @@ class ConnectionLimits:
         if self.is_tls:
             latest_s = math.inf if self._ends_by_s is None else self._ends_by_s
             self._deadline_s = min(latest_s, self._now() + LINGER_S)
+
+    def go_away(self) -> None:
+        """Tells a client of HTTP/2 to begin no further stream here; those under way go on (RFC 9113, 6.8)."""
+        if not self.transport.is_closing():
+            self.transport.write(GOAWAY)
+
+    def spoil(self) -> None:
+        """An answer over HTTP/2 can't be completed. Hypercorn resets no stream: the connection ends after the rest."""
+        if not self._is_spoilt:
+            self._is_spoilt = True
+            self.go_away()
 
     def break_off(self) -> None:
         """Drops the connection, so that the client sees that its answer is incomplete, unless it is closing already."""

@@ -7,6 +7,7 @@ goes to the least loaded worker of the fleet.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import re
 from collections.abc import AsyncIterator, Collection, Mapping
@@ -37,6 +38,8 @@ from ..sessions.text_kinds import Kind
 from ..upstream.call import Answer, Call, Timeouts
 from ..upstream.client import Upstream
 from ..upstream.relayed_headers import RelayedHeaders
+
+log = logging.getLogger(__name__)
 
 ENDPOINTS = (
     "/v1/embeddings",
@@ -301,6 +304,7 @@ class Passthrough:
                 data = await answer.chunk(by_s=by_s)
             except LegError as exc:
                 self._state.health.leg_failed(_leg(view), exc, view.id, asked_s)
+                log.warning("a passed answer of %s %s broke off: %s at %s", view.name, view.id, exc.cause, exc.phase)
                 raise
         used = bill.used.tokens if answer.status == 200 else 0
         bill.settle(used)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from tests.support.credentials import Authority, trusting
 from tests.support.http2_client import http2
 from tests.support.proxy import running_proxy
+from tests.support.scripted_workers import odd_worker
 
 
 def port_of(base_url: str) -> int:
@@ -53,6 +59,31 @@ async def test_an_early_answer_on_http2_breaks_no_other_stream(
             client.upload(uploading, b"x" * 1000, is_last=True)
             assert (await client.ended(uploading)).status == status
             assert not client.is_closed
+
+
+async def test_an_answer_whose_worker_breaks_off_does_not_stay_open(
+    start_fleet: Any, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Over HTTP/1.1 the end of the connection says that it is not whole."""
+
+    async def breaks_off(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "100"})
+        await response.prepare(request)
+        await response.write(b"x" * 50)
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    async with start_fleet("") as fleet, odd_worker(fleet, breaks_off, role="R"):
+        asked = json.dumps({"model": "sim", "input": "x"}).encode()
+        async with http2(port_of(fleet.base_url)) as client, asyncio.timeout(60):
+            stream = client.open("POST", "/v1/embeddings", ("content-type", "application/json"), is_whole=False)
+            client.upload(stream, asked, is_last=True)
+            found = await client.ended(stream)
+        assert (found.status, found.body, found.is_ended, client.is_closed) == (200, b"x" * 50, False, True)
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await fleet.post("/v1/embeddings", {"model": "sim", "input": "x"})
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_rapid_resets_end_their_own_connection_only(authority: Authority, tls_files: dict[str, str]) -> None:

@@ -10,7 +10,15 @@ import pytest
 from hypercorn.asyncio.tcp_server import TCPServer
 
 from ppd.proxy.downstream.connections import _address_key
-from ppd.proxy.downstream.limits import CLOSE_S, LEFT_LIMIT, LINGER_S, ConnectionLimits, IdleConnections, Patience
+from ppd.proxy.downstream.limits import (
+    CLOSE_S,
+    GOAWAY,
+    LEFT_LIMIT,
+    LINGER_S,
+    ConnectionLimits,
+    IdleConnections,
+    Patience,
+)
 from tests.support.clock import FakeClock
 
 PATIENCE = Patience(head_s=10.0, idle_s=75.0)
@@ -171,6 +179,21 @@ def test_a_client_that_begins_and_leaves_without_end_is_cut_off(
         tested.began(request)
         tested.ended(request, left=number >= whole)
     assert transport.said == said
+
+
+def test_an_answer_over_http2_that_cannot_be_completed_ends_its_connection_after_the_others(clock: FakeClock) -> None:
+    tested, transport = connection(clock)
+    broken, other = FakeRequest(is_multiplexed=True), FakeRequest(is_multiplexed=True)
+    for request in (broken, other):
+        tested.began(request)
+    tested.spoil()
+    tested.spoil()
+    assert transport.written == GOAWAY
+    for request, said in ((broken, "open"), (other, "closed")):
+        tested.ended(request, left=False)
+        clock.advance(CLOSE_S)
+        tested.close_if_overdue()
+        assert transport.said == said
 
 
 def test_requests_are_told_when_their_client_is_gone(clock: FakeClock) -> None:

@@ -33,9 +33,8 @@ _PLACE = (1 << _DEPTH_BITS) - 1
 _NO_RUN = 0
 _NO_BRANCH = 0
 _ADAPTERS_LIMIT = 4096
-FORKS_LIMIT = (
-    512  # of one prompt: up to a microsecond each, for each event and each look; blocks beyond are passed over
-)
+FORKS_LIMIT = 512
+"""Of one prompt: each takes up to a microsecond for each event and each look. Blocks beyond are passed over."""
 _MOST_BITS = _DEPTH_BITS + PLACE_BITS
 _NOTHING = (_POSITION << _MOST_BITS) | (_POSITION << _DEPTH_BITS)  # of a session that lost all, and all was told
 

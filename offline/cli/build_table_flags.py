@@ -71,6 +71,8 @@ class BuildTableFlags:
             if name in _GOES_WITH and chosen[0] not in _GOES_WITH[name]:
                 allowed = " and ".join(f"--{way}" for way in _GOES_WITH[name])
                 raise click.UsageError(f"{flag(name)} goes with {allowed} only")
+        if self.seeds and self.max_seeds and self.max_seeds < self.seeds:
+            raise click.UsageError(f"--max-seeds {self.max_seeds} is below --seeds {self.seeds}")
         if self.keep_failed and not self.resume:
             raise click.UsageError("--keep-failed goes with --resume only")
 

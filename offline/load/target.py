@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ppd.proxy.errors import ConfigError
 
@@ -46,6 +47,10 @@ class Target:
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"url: must start with http:// or https://, got {self.url!r}", param="url")
+        if not _has_host(self.url):
+            raise ConfigError(
+                f"url: must name a host, and if any a port from 1 to 65535, got {self.url!r}", param="url"
+            )
         if self.forces_routes and not self.admin_key:
             raise ConfigError("admin_key: is needed to force routes", param="admin_key")
         if self.session_header and not _HEADER.fullmatch(self.session_header):
@@ -63,3 +68,11 @@ class Target:
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"
         return headers
+
+
+def _has_host(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:  # of the port, or of an IPv6 address
+        return False

@@ -23,6 +23,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 T = TypeVar("T")
 
 _GZIP = b"\x1f\x8b"
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Rows:
@@ -57,7 +58,7 @@ class Rows:
         for _, document in self._documents(first=True):
             try:
                 return frozenset(msgspec.json.decode(document, type=dict[str, msgspec.Raw]))
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except _UNREADABLE:
                 break
         return frozenset()
 
@@ -67,7 +68,7 @@ class Rows:
         for where, document in self._documents():
             try:
                 yield where, decoder.decode(document)
-            except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            except _UNREADABLE as exc:
                 raise self.error(where, str(exc)) from exc
 
     def csv(self, names: Sequence[str], optional: Sequence[str] = ()) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -123,7 +124,7 @@ class Rows:
     def _items(self) -> Iterator[tuple[str, bytes]]:
         try:
             items = msgspec.json.decode(self._data, type=list[msgspec.Raw])
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        except _UNREADABLE as exc:
             raise FormatError(f"{self._path}: not a JSON list: {exc}") from exc
         for number, item in enumerate(items, 1):
             yield f"item {number}", bytes(item)
@@ -135,6 +136,6 @@ class Rows:
 def _is_json(data: bytes) -> bool:
     try:
         msgspec.json.decode(data, type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         return False
     return True

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+import sys
 from typing import Any
 
 import click
@@ -32,7 +35,31 @@ def host_and_port(ctx: click.Context, param: click.Parameter, value: str | tuple
     return host.strip("[]"), int(port)
 
 
-class CommandGroup(click.Group):
+class Program(click.Group):
+    """Says in one line that there is no room for its output. A reader that has gone (`| head`) is no error."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as exc:
+            if exc.filename is not None or exc.errno not in _NO_ROOM:
+                raise
+            _drop_output()
+            click.echo(f"Error: the output cannot be written: {exc.strerror}", err=True)
+            sys.exit(1)
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def _drop_output() -> None:
+    """What is left in the buffer goes nowhere, or Python would fail at its end too."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.__stdout__.fileno() if sys.__stdout__ is not None else 1)
+    os.close(nowhere)
+
+
+class CommandGroup(Program):
     """Shows the project's own errors as one line."""
 
     def invoke(self, ctx: click.Context) -> Any:

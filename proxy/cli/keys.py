@@ -86,6 +86,8 @@ def curve(name: str, folder: Path) -> None:
         zmq.auth.create_certificates(folder, name)
         public.chmod(0o644)
     except OSError as exc:
+        for file in (public, secret):  # half of a pair is of no use, and would pass for one that is there
+            file.unlink(missing_ok=True)
         raise ConfigError(f"{folder}: cannot be written: {exc.strerror}") from exc
     finally:
         os.umask(before)
@@ -113,7 +115,12 @@ def append(file: Path, entry: bytes) -> None:
     ConfigError if the new file would not be valid. The `.part` file is also a lock, so that two keys added at once are
     both kept. A new file is its owner's alone; an existing one keeps its owner and mode.
     """
-    target = file.resolve()  # a symbolic link stays one
+    try:
+        target = file.resolve(strict=file.exists())  # a symbolic link stays one
+    except (OSError, RuntimeError):  # before Python 3.13 a loop of links is the latter
+        raise ConfigError(f"{file}: cannot be written: a loop of links") from None
+    if target.exists() and not target.is_file():  # a device may have no end
+        raise ConfigError(f"{file}: cannot be written: no file")
     part = target.with_name(f"{target.name}.part")
     try:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY)

@@ -228,7 +228,7 @@ def curve_keys(key_file: Path | None, server_key_file: Path | None) -> tuple[byt
 def address_of(url: str) -> str:
     try:
         parts = urlsplit(url if "//" in url else f"//{url}")
-        is_whole = parts.hostname and parts.port
+        is_whole = parts.scheme in ("", "http") and parts.hostname and parts.port
     except ValueError:
         is_whole = False
     if not is_whole:
@@ -311,6 +311,8 @@ def _check_proxy(address: str) -> None:
 
 async def _run(options: AgentOptions) -> None:
     address = address_of(options.attach) if options.attach else f"{options.host}:{options.port}"
+    if options.attach and options.engine_args:
+        raise ConfigError("ENGINE_ARGS: go to an engine that is launched, not to one that is attached")
     if not options.attach:
         # Another program's health would be taken for the launched engine's.
         check_free(options.port, "port", options.host)

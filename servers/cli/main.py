@@ -11,6 +11,8 @@ from types import ModuleType
 
 import click
 
+from ppd.proxy.cli import Program
+
 COMMANDS = {
     "serve": ("ppd.proxy.cli.serve", "Run the proxy."),
     "picker": ("ppd.proxy.cli.picker", "Run the proxy as the endpoint picker of an Envoy."),
@@ -27,7 +29,7 @@ COMMANDS = {
 }
 
 
-class Commands(click.Group):
+class Commands(Program):
     """`modules`: by command, the module that defines it as `command`, and a line of help."""
 
     modules: Mapping[str, tuple[str, str]] = COMMANDS

@@ -109,14 +109,17 @@ def ensure(progress: Progress, *, cache: Path | None = None, install: Install | 
     environment = Environment(folder / "bin" / "python", VERSION)
     if is_complete(folder):
         return environment
-    root.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_name(folder.name + ".lock"), progress):
-        if not is_complete(folder):
-            if folder.exists():
-                progress(f"removing an incomplete environment: {folder}")
-                shutil.rmtree(folder)
-            requirements = install(folder, progress)
-            (folder / MARKER).write_text(json.dumps({"vllm": VERSION, "requirements": requirements}))
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _locked(folder.with_name(folder.name + ".lock"), progress):
+            if not is_complete(folder):
+                if folder.exists():
+                    progress(f"removing an incomplete environment: {folder}")
+                    shutil.rmtree(folder)
+                requirements = install(folder, progress)
+                (folder / MARKER).write_text(json.dumps({"vllm": VERSION, "requirements": requirements}))
+    except OSError as exc:
+        raise InstallError(f"{exc.filename or folder}: cannot be written: {exc.strerror}") from exc
     return environment
 
 

@@ -74,14 +74,14 @@ def command(
 
 def proxy_origin(text: str) -> str:
     """Scheme, host and port of --proxy; UsageError if it has none."""
-    url = urlsplit(text if "://" in text else f"http://{text}")
     try:
+        url = urlsplit(text if "://" in text else f"http://{text}")
         is_usable = url.scheme in ("http", "https") and bool(url.hostname) and (url.port is None or url.port > 0)
+        if is_usable and url.path.rstrip("/") in ("", "/v1") and not url.query:
+            return f"{url.scheme}://{url.netloc}"
     except ValueError:
-        is_usable = False
-    if not is_usable or url.path.rstrip("/") not in ("", "/v1") or url.query:
-        raise click.UsageError("--proxy must be like http://127.0.0.1:10001")
-    return f"{url.scheme}://{url.netloc}"
+        pass
+    raise click.UsageError("--proxy must be like http://127.0.0.1:10001")
 
 
 async def check_config(path: Path) -> Facts:

@@ -50,6 +50,8 @@ def said(*argv: str, env: dict[str, str] | None = None) -> tuple[int, str]:
         (("--target", "http://a", "--out", "x"), "set PPD_ADMIN_KEY, or give --admin-key-file"),
         (("--target", "ftp://a", "--out", "x", "--admin-key-file", "key"), "url: must start with http://"),
         (("--target", "http://a", "--out", "x", "--admin-key-file", "nokey"), "admin_key_file = 'nokey': must be"),
+        (("--target", "http://a:99999", "--out", "x", "--admin-key-file", "key"), "a port from 1 to 65535"),
+        (("--simulate", "--seeds", "3", "--max-seeds", "2", "--out", "x"), "--max-seeds 2 is below --seeds 3"),
         (("--simulate", "--model", "m", "--out", "x"), "--model goes with --launch and --target only"),
         (("--target", "http://a", "--engine", "sim", "--out", "x"), "--engine goes with --launch only"),
         (("--simulate", "--topology", "auto", "--out", "x"), "--topology auto goes with --target only"),

@@ -50,6 +50,14 @@ def test_a_shared_prefix_is_a_block_of_every_first_turn() -> None:
     ("fields", "says"),
     [
         ({"url": "127.0.0.1:8000"}, "url: must start with http"),
+        (
+            {"url": "http://127.0.0.1:99999"},
+            "url: must name a host, .* a port .* to 65535, got 'http://127.0.0.1:99999'",
+        ),
+        ({"url": "http://127.0.0.1:0"}, "a port from 1 to 65535"),
+        ({"url": "http://127.0.0.1:abc"}, "a port from 1 to 65535"),
+        ({"url": "http://[::1"}, "url: must name a host"),
+        ({"url": "https://"}, "url: must name a host"),
         ({"forces_routes": True}, "admin_key: is needed"),
         ({"timeout_s": 0}, "timeout_s: must be positive"),
         ({"connections": 0}, "connections: must be at least 1"),

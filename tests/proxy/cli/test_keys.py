@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import stat
 import tomllib
 from pathlib import Path
@@ -169,6 +170,17 @@ def test_a_file_that_can_not_be_read_is_not_replaced(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["keys.toml"]
 
 
+def test_a_loop_of_links_is_said(file: Path) -> None:
+    file.symlink_to(file)
+    assert refusal(run("new", "--name", "a", "--file", file)).startswith(f"Error: {file}: cannot be written")
+
+
+@pytest.mark.skipif(not Path("/dev/zero").is_char_device(), reason="there is no endless file here")
+def test_what_is_no_file_is_never_read(file: Path) -> None:
+    file.symlink_to("/dev/zero")
+    assert refusal(run("new", "--name", "a", "--file", file)).endswith("keys.toml: cannot be written: no file\n")
+
+
 def test_list_shows_whose_keys_there_are_and_no_hash(file: Path) -> None:
     key_of(
         run(
@@ -210,4 +222,16 @@ def test_a_certificate_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../proxy", "a/b", "", ".hidden", "x" * 65])
 def test_a_certificates_name_is_a_plain_file_name(tmp_path: Path, name: str) -> None:
     assert "NAME: must be" in refusal(run("curve", name, "--dir", tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_half_a_pair_of_certificates_does_not_stay(tmp_path: Path) -> None:
+    """As a full disk leaves it; the next run would take it for a certificate that is there."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, before[1]))
+    try:
+        said = refusal(run("curve", "a1", "--dir", tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "cannot be written: File too large" in said
     assert list(tmp_path.iterdir()) == []

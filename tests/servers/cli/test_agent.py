@@ -320,6 +320,8 @@ def test_what_a_connector_cannot_use_is_refused_before_an_engine_is_launched(
         (("--coordinate", "engine_id"), "coordinate = engine_id: must be NAME=VALUE"),
         (("--attach", "http://h:65536"), "attach = 'http://h:65536': must be http://host:port"),
         (("--attach", "http://h"), "attach = 'http://h': must be http://host:port"),
+        (("--attach", "https://h:1"), "attach = 'https://h:1': must be http://host:port"),
+        (("--", "--seed", "1"), "ENGINE_ARGS: go to an engine that is launched, not to one that is attached"),
     ],
 )
 def test_a_flag_that_cannot_be_used_is_named_with_its_value(flags: tuple[str, ...], said: str) -> None:

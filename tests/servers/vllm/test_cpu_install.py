@@ -129,3 +129,9 @@ def test_the_installers_last_words_are_in_the_error() -> None:
     assert "line 39" in failed.value.message
     assert "line 0\n" not in failed.value.message
     assert len(heard) == 41
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (file := tmp_path / "file").touch()
+    with pytest.raises(InstallError, match=f"{file}.*: cannot be written: (File exists|Not a directory)"):
+        ensure(silent, cache=file, install=Installer())

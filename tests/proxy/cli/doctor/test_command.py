@@ -60,6 +60,7 @@ def test_a_bad_config_fails_and_names_the_key(config: Path) -> None:
         ("--proxy", "ftp://h:1"),
         ("--proxy", "http://h:port"),
         ("--proxy", "http://h/chat"),
+        ("--proxy", "http://[::1"),
     ],
 )
 def test_wrong_command_lines_exit_with_2(arguments: tuple[str, ...], config: Path) -> None:

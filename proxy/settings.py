@@ -59,6 +59,7 @@ class Settings:
         self.static_workers = _all_workers(config, self._endpoints)
         self.laws = WorkerLaws(profiles(config, self.static_workers))
         self.added: set[WorkerId] = set()  # static workers added by the admin API, not by the file
+        self.overruled: set[WorkerId] = set()  # those of the file of which the admin API has said something else since
         self._source = source
         self._in_file = config  # as last read: only keys that change in the file override the admin API's
         self._rules = _rules(config, self.laws, self.schedule)
@@ -73,6 +74,16 @@ class Settings:
     def change(self, **live: object) -> None:
         """Sets live keys; ConfigError, with nothing changed, if a value is not allowed."""
         self._take(replace(self.config, **live))  # type: ignore[arg-type]
+
+    def overrule(self, worker: WorkerId) -> None:
+        """What an operator does to a worker of the file holds until the file says something else of that worker."""
+        if any(known.id == worker for known in self.static_workers):
+            self.overruled.add(worker)
+
+    def _name_workers(self, workers: tuple[Worker, ...]) -> None:
+        before, after = ({worker.id: worker for worker in named} for named in (self.static_workers, workers))
+        self.overruled = {worker for worker in self.overruled if before.get(worker) == after.get(worker)}
+        self.static_workers = workers
 
     def live(self) -> tuple[dict[str, object], dict[str, object]]:
         """The live keys as they are in force, and as the file said them last."""
@@ -107,7 +118,7 @@ class Settings:
         except PPDError as exc:
             log.error("the changed file of endpoints is not used: %s", exc)
             return False
-        self.static_workers = _all_workers(self.config, found)
+        self._name_workers(_all_workers(self.config, found))
         return True
 
     def reload(self) -> bool:
@@ -150,7 +161,8 @@ class Settings:
         if changed:
             told = [f"{name} = {KEYS[name].shown(getattr(config, name))}" for name in changed]
             log.info("changed: %s", ", ".join(told))
-        self.config, self.static_workers, self._rules = config, workers, rules
+        self._name_workers(workers)
+        self.config, self._rules = config, rules
         self.schedule, self._endpoints = plugins, found
         self.laws.use(own)
 

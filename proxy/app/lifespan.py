@@ -224,5 +224,6 @@ def _apply(proxy: Proxy) -> None:
         if view.worker.source is Source.STATIC and view.id not in wanted and view.id not in proxy.settings.added:
             proxy.state.registry.remove(view.id)
     for worker in wanted.values():
-        proxy.state.registry.add_static(worker, proxy.state.now())
+        if worker.id not in proxy.settings.overruled:
+            proxy.state.registry.add_static(worker, proxy.state.now())
     proxy.prober.nudge()

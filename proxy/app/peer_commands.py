@@ -62,8 +62,9 @@ def run_command(proxy: Proxy, command: bytes) -> bytes:
         worker = parse_worker(wanted.worker)
         proxy.state.laws.profiles.add(worker.profile)
         proxy.settings.added.add(worker.id)
+        proxy.settings.overrule(worker.id)
         registry.add_static(worker, proxy.state.now())
-        proxy.membership.workers_added(proxy.settings.added)
+        proxy.membership.workers_added(proxy.settings.added, proxy.settings.overruled)
         proxy.prober.nudge()
         return worker.id.encode()
     view = find_worker(proxy, wanted.worker_id)
@@ -73,7 +74,8 @@ def run_command(proxy: Proxy, command: bytes) -> bytes:
         raise RequestError("this worker announces itself: stop its agent, or drain it", param="worker_id")
     else:
         proxy.settings.added.discard(view.id)
-        proxy.membership.workers_added(proxy.settings.added)
+        proxy.settings.overrule(view.id)
+        proxy.membership.workers_added(proxy.settings.added, proxy.settings.overruled)
         registry.remove(view.id)
     return view.id.encode()
 

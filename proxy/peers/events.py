@@ -184,9 +184,10 @@ class WorkersPresent(Event, tag="present"):
 
 
 class WorkersAdded(Event, tag="added"):
-    """The workers that an operator added, which no config names."""
+    """The workers that an operator added, which no config names, and those of which the operator overrules it."""
 
     workers: list[WorkerId]
+    overruled: list[WorkerId]
 
 
 class WorkerGone(Event, tag="gone"):

@@ -136,8 +136,8 @@ class Membership:
         """A sidecar's, of a turn of another process."""
         self._send_now(TurnReported(report))
 
-    def workers_added(self, workers: Iterable[WorkerId]) -> None:
-        self._send_now(WorkersAdded(list(workers)))
+    def workers_added(self, workers: Iterable[WorkerId], overruled: Iterable[WorkerId]) -> None:
+        self._send_now(WorkersAdded(list(workers), list(overruled)))
 
     def _send_now(self, event: AnyEvent) -> None:
         """Before the operator who asked for it is answered: the next request may reach any process."""

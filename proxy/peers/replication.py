@@ -110,7 +110,7 @@ class Replication:
         yield [
             WorkersPresent([view.id for view in views]),
             *map(WorkerSeen, views),
-            WorkersAdded(list(settings.added)),
+            WorkersAdded(list(settings.added), list(settings.overruled)),
         ]
         yield [ConfigRead(*settings.live())]
         yield [LimitOwed(name, limit, full_s) for name, limit, full_s in state.rate_limits.debts()]
@@ -129,7 +129,7 @@ class Replication:
             **self.turns.appliers(),
             WorkerSeen: lambda _, event: self._apply_worker(event.view),
             WorkersPresent: lambda _, event: self._apply_fleet(event.workers),
-            WorkersAdded: lambda _, event: self._apply_added(event.workers),
+            WorkersAdded: lambda _, event: self._apply_added(event),
             WorkerGone: lambda _, event: self._lose_worker(event.worker),
             CircuitChanged: lambda _, event: state.health.adopt(event.key, event.circuit),
             PromptSuspected: lambda _, event: state.poisoned.adopt(event.prompt, event.losses),
@@ -141,8 +141,9 @@ class Replication:
             ConfigRead: lambda _, event: self._operated.adopt(event.in_force, event.in_file),
         }
 
-    def _apply_added(self, workers: list[WorkerId]) -> None:
-        self._operated.settings.added = set(workers)
+    def _apply_added(self, event: WorkersAdded) -> None:
+        settings = self._operated.settings
+        settings.added, settings.overruled = set(event.workers), set(event.overruled)
 
     def _apply_fleet(self, workers: list[WorkerId]) -> None:
         left = set(workers)

@@ -107,10 +107,11 @@ async def test_what_cannot_be_done_is_said_alike_by_all(method: str, path: str, 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
 async def test_the_successor_of_the_one_that_leads_keeps_what_operators_did(end: str) -> None:
-    async with proxy_group("P1 D1", 2) as group:
+    async with proxy_group("P1 D1 R1", 2) as group:
         extra = group.engines["D1"].address.replace("127.0.0.1", "localhost")
         await group.proxies[1].admin("POST", "/workers", {"worker": f"D={extra}"})
         await group.until(lambda: all(one.states().get("D2") == "up" for one in group.proxies.values()))
+        await group.proxies[1].admin("DELETE", "/workers/R1")
         await group.proxies[1].admin("PATCH", "/workers/D1", {"draining": True})
         await (group.stop(0) if end == "stop" else group.kill(0))
         both = await group.start(0), group.proxies[1]

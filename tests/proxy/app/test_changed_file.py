@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ppd.proxy.app.lifespan import _reloaded
+from ppd.proxy.app.peer_commands import Add, Command, Remove, run_command
 from ppd.proxy.assembly import Proxy
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.gateway.headers import DESTINATION, PREFILLER
 from tests.proxy.gateway.envoy import Envoy, chat, mutation
 from tests.support.processes import Pair
 
-A, B = WorkerId("10.0.0.1:8000"), WorkerId("10.0.0.2:8000")
+A, B, C = (WorkerId(f"10.0.0.{number}:8000") for number in (1, 2, 3))
 
 
-def text(*workers: str) -> str:
-    return f'mode = "always_split"\nheartbeat_port = 0\nwarm_up_s = 0.0\nworkers = {list(workers)!r}\n'
+def text(*workers: str, w_ttft: float = 1.0) -> str:
+    return (
+        f'w_ttft = {w_ttft}\nmode = "always_split"\nheartbeat_port = 0\nwarm_up_s = 0.0\nworkers = {list(workers)!r}\n'
+    )
 
 
 class ChangedFile:
@@ -34,9 +38,9 @@ class ChangedFile:
             _reloaded(one, True)
         self._probe()
 
-    def say(self, *workers: str) -> None:
+    def say(self, *workers: str, w_ttft: float = 1.0) -> None:
         """Each process looks at it by itself, the leader last."""
-        self._file.write_text(text(*workers))
+        self._file.write_text(text(*workers, w_ttft=w_ttft))
         for one in reversed(self.pair.ones):
             assert [one.settings.look(), one.settings.look()] == [None, True]
             _reloaded(one, True)
@@ -95,5 +99,30 @@ async def test_turns_go_by_the_roles_and_models_that_the_file_says_now(
         it.say(f"P={A}", f"D={B}")
         for number, one in enumerate(it.pair.ones):
             assert await picked(one, f"{number} again") == (B, A)
+    finally:
+        await it.end()
+
+
+def known(it: ChangedFile) -> list[dict[str, str]]:
+    """The roles by address, as each process knows them."""
+    return [{view.id: str(view.role) for view in one.state.registry.views()} for one in it.pair.ones]
+
+
+@pytest.mark.parametrize(
+    ("command", "left"),
+    [(Remove(B), {A: "P"}), (Add(f"R={B}"), {A: "P", B: "R"}), (Add(f"D={C}"), {A: "P", B: "D", C: "D"})],
+)
+async def test_what_an_operator_did_to_a_worker_holds_until_the_file_says_something_else_of_it(
+    tmp_path: Path, command: Command, left: dict[WorkerId, str]
+) -> None:
+    it = ChangedFile(tmp_path / "ppd.toml")
+    try:
+        await it.join()
+        run_command(it.pair.ones[0], msgspec.msgpack.encode(command))
+        for w_ttft in (2.0, 3.0):
+            it.say(f"P={A}", f"D={B}", w_ttft=w_ttft)
+            assert known(it) == [left] * 2
+        it.say(f"P={A}", f"D={B},x=0.5", w_ttft=3.0)
+        assert known(it) == [left | {B: "D"}] * 2
     finally:
         await it.end()

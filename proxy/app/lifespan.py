@@ -222,7 +222,7 @@ def _apply(proxy: Proxy) -> None:
     wanted = {worker.id: worker for worker in proxy.settings.static_workers}
     for view in proxy.state.registry.views():
         if view.worker.source is Source.STATIC and view.id not in wanted and view.id not in proxy.settings.added:
-            proxy.state.registry.remove(view.id)
+            proxy.state.registry.unnamed(view.id, proxy.state.now(), proxy.settings.config.worker_ttl_s)
     for worker in wanted.values():
         if worker.id not in proxy.settings.overruled:
             proxy.state.registry.add_static(worker, proxy.state.now())

@@ -43,6 +43,7 @@ class Registry:
         """As `view`, but what it says of the worker's use may be old."""
         self.uses = Uses()
         self._closed: set[WorkerId] = set()  # static workers whose ports were found closed since they were last up
+        self._announced: dict[WorkerId, tuple[Announcement, float]] = {}  # of static workers, and when that was heard
         self._changed: set[WorkerId] = set()  # workers whose views do not show their use yet
         self._rosters = Rosters()
         self._aliases: dict[str, str] | None = None  # of all workers, until a worker changes
@@ -94,6 +95,7 @@ class Registry:
         """A worker announced itself; of a static one only load and draining count, as the config describes the rest."""
         known = self._views.get(announcement.worker.id)
         if announcement.leaving:
+            self._announced.pop(announcement.worker.id, None)
             if known is not None and known.worker.source is not Source.STATIC:
                 self.remove(announcement.worker.id)
             return
@@ -102,6 +104,7 @@ class Registry:
             if worker.source is Source.PING and known.worker.source is not Source.PING:
                 return  # the config or the agent knows more than a ping
             if known.worker.source is Source.STATIC:
+                self._announced[worker.id] = (announcement, now_s)
                 worker = known.worker
         if known is not None and not announcement.worker.models:  # the agent could not ask its engine just now
             worker = replace_worker(worker, models=known.worker.models, aliases=known.worker.aliases)
@@ -118,6 +121,17 @@ class Registry:
         told = with_told(worker, known.worker, known.configured) if known is not None and serves else worker
         self._admit(told, worker.incarnation, now_s)
         self._change(worker.id, up=serves, configured=worker, draining=False)
+
+    def unnamed(self, worker_id: WorkerId, now_s: float, ttl_s: float) -> None:
+        """The config names the worker no more. It stays as its agent has announced it, if within `ttl_s`."""
+        view, heard = self._views.get(worker_id), self._announced.pop(worker_id, None)
+        if view is None or heard is None or now_s - heard[1] > ttl_s:
+            self.remove(worker_id)
+            return
+        worker = replace_worker(view.worker, source=heard[0].worker.source)
+        self._change(worker_id, worker=worker, configured=None, up=True, unanswered=False)
+        self._closed.discard(worker_id)
+        self.apply(*heard)
 
     def probed(self, worker_id: WorkerId, found: Worker, load: Load | None, now_s: float) -> None:
         """A healthy answer to a probe; found: with what the engine reports of itself."""
@@ -188,11 +202,8 @@ class Registry:
 
     def expire(self, now_s: float, ttl_s: float) -> tuple[WorkerView, ...]:
         """Drop and return the workers that were silent for longer than `ttl_s`."""
-        silent = tuple(
-            view
-            for view in self._views.values()
-            if view.worker.source is not Source.STATIC and now_s - view.heard_s > ttl_s
-        )
+        announced = (view for view in self._views.values() if view.worker.source is not Source.STATIC)
+        silent = tuple(view for view in announced if now_s - view.heard_s > ttl_s)
         for view in silent:
             self.remove(view.id)
         return silent
@@ -262,6 +273,7 @@ class Registry:
         self._views.pop(worker_id, None)
         self._rosters.clear()
         self._closed.discard(worker_id)
+        self._announced.pop(worker_id, None)
         self._aliases = None
         self.uses.drop(worker_id)
 

@@ -10,7 +10,7 @@ import pytest
 from ppd.proxy.app.lifespan import _reloaded
 from ppd.proxy.app.peer_commands import Add, Command, Remove, run_command
 from ppd.proxy.assembly import Proxy
-from ppd.proxy.fleet.worker import WorkerId
+from ppd.proxy.fleet.worker import Announcement, Role, Source, Worker, WorkerId
 from ppd.proxy.gateway.headers import DESTINATION, PREFILLER
 from tests.proxy.gateway.envoy import Envoy, chat, mutation
 from tests.support.processes import Pair
@@ -124,5 +124,18 @@ async def test_what_an_operator_did_to_a_worker_holds_until_the_file_says_someth
             assert known(it) == [left] * 2
         it.say(f"P={A}", f"D={B},x=0.5", w_ttft=3.0)
         assert known(it) == [left | {B: "D"}] * 2
+    finally:
+        await it.end()
+
+
+async def test_a_worker_that_the_file_leaves_to_its_agent_is_never_gone(tmp_path: Path) -> None:
+    it = ChangedFile(tmp_path / "ppd.toml")
+    try:
+        await it.join()
+        announced = Worker(role=Role.DECODE, address=B, models=("m",), source=Source.AGENT, incarnation="a")
+        it.pair.ones[0].state.registry.apply(Announcement(announced), it.pair.clock)
+        it.say(f"P={A}")
+        assert known(it) == [{A: "P", B: "D"}] * 2
+        assert [await picked(one, f"{number} after") for number, one in enumerate(it.pair.ones)] == [(B, A)] * 2
     finally:
         await it.end()

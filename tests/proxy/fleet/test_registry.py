@@ -93,18 +93,6 @@ def test_the_configs_word_on_a_static_worker_stands_over_messages() -> None:
     assert len(registry.views()) == 1
 
 
-def test_a_worker_named_again_goes_on_serving() -> None:
-    registry = Registry()
-    registry.add_static(STATIC, 0.0)
-    registry.probed(STATIC.id, replace(STATIC, models=("m",)), Load(), 1.0)
-    registry.add_static(STATIC, 2.0)
-    assert only(registry).state == "up"
-    registry.add_static(replace(STATIC, engine_version="0.33.0"), 3.0)
-    assert (only(registry).state, only(registry).worker.engine_version) == ("up", "0.33.0")
-    registry.add_static(replace(STATIC, role=Role.PREFILL), 4.0)
-    assert (only(registry).state, only(registry).role) == ("down", Role.PREFILL)
-
-
 def test_a_probe_without_metrics_keeps_the_last_load_and_incarnation() -> None:
     registry = Registry()
     registry.add_static(STATIC, 0.0)

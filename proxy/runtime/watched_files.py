@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import stat
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 Stamp = tuple[int, int, int]
 
@@ -25,7 +29,10 @@ class WatchedFiles:
         if stamps == self._taken or stamps != before:
             return False
         self._taken = stamps
-        return True
+        endless = [str(file) for file in self._files if _is_endless(file)]
+        if endless:
+            log.error("%s: is a pipe or a device now, and is not read", ", ".join(endless))
+        return not endless
 
     def look_again(self) -> None:
         """Counts the files as changed."""
@@ -38,10 +45,19 @@ class WatchedFiles:
 def stamp(file: Path) -> Stamp | None:
     """Changes with the file; the status change is in it, as new rights can make a file readable again."""
     try:
-        stat = file.stat()
+        found = file.stat()
     except OSError:
         return None
-    return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size
+
+
+def _is_endless(file: Path) -> bool:
+    """The event loop would wait for a pipe's writer, and read a device for ever. At the start both may be meant."""
+    try:
+        mode = file.stat().st_mode
+    except OSError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
 WATCH_EVERY_S = 1.0

@@ -22,13 +22,15 @@ def _both_or_neither(one: str, other: str) -> bool:
     return bool(one) == bool(other)
 
 
+_RANGES = ("heartbeat_allow", "kv_events_allow")
+
 CONSTRAINTS = (
     Constraint(
         ("cors_allow_origins",),
         'origins as browsers send them, as https://chat.example or http://localhost:3000, or "*" alone',
         are_origins,
     ),
-    Constraint(("heartbeat_allow",), "address ranges such as 10.0.0.0/8", are_ranges),
+    *(Constraint((name,), "address ranges such as 10.0.0.0/8", are_ranges) for name in _RANGES),
     Constraint(
         ("heartbeat_host", "heartbeat_port", "heartbeat_allow", "curve_port", "heartbeat_open"),
         "a loopback address, unless heartbeat_allow, or curve_port, or heartbeat_open = true is set: whoever "

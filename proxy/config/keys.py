@@ -144,6 +144,7 @@ class ProxyConfig:
         "where engines that connect to the proxy publish KV events, as `tcp://127.0.0.1:5557`, under topics "
         "`kv@host:port` of their HTTP addresses; needs `processes = 1`; empty: the proxy connects to engines",
     )
+    kv_events_allow: Texts = key((), "address ranges of the engines that may connect there; empty: all")
     probe_interval_s: Seconds = key(5.0, "how often workers without an agent are probed for health and load")
     worker_api_key: Text = key(
         "",

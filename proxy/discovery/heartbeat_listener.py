@@ -9,7 +9,6 @@ a key. A message that can't be read changes nothing.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -24,11 +23,12 @@ from ..config import ProxyConfig, host_and_port, refused
 from ..errors import ConfigError, FormatError
 from ..fleet.registry import Registry
 from ..fleet.worker import Announcement, Source, WorkerId
+from ..runtime.accept_filter import take_from
 from ..runtime.message_parts import MessageParts
 from ..runtime.tasks import Throttle
 from ..telemetry.metrics import Metrics
 from .heartbeat import MESSAGE_LIMIT_BYTES, decode
-from .senders import IPNetwork, Rivals, Senders
+from .senders import Rivals, Senders
 from .turn_report import TurnReport, is_report
 from .turn_report import decode as decode_report
 
@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 
 FRAMES = 2  # the sender's ZeroMQ identity, and its message
 COMPLAIN_EVERY_S = 60.0
-MAPPED_BITS = 96  # of an IPv6 address, before the IPv4 one
 HELD_MESSAGES = 64  # of one connection, until they are read
 
 
@@ -177,7 +176,7 @@ class HeartbeatListener:
             self._require_keys(socket)
         host = self._config.heartbeat_host
         endpoint = f"tcp://{host_and_port(host, port)}"
-        take_from(socket, map(ipaddress.ip_network, self._config.heartbeat_allow), is_ipv6="[" in endpoint)
+        take_from(socket, self._config.heartbeat_allow, is_ipv6="[" in endpoint)
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as exc:
@@ -191,22 +190,6 @@ class HeartbeatListener:
         self._authenticator.start()
         self._authenticator.configure_curve(domain="*", location=self._config.curve_clients_dir)
         socket.curve_publickey, socket.curve_secretkey, socket.curve_server = public, secret, True
-
-
-def take_from(socket: zmq.asyncio.Socket, networks: Iterable[IPNetwork], *, is_ipv6: bool) -> None:
-    """Only connections from these networks, if there are any. To be called before the socket is bound.
-
-    The address of each message is not enough: ZeroMQ bounds a message's parts but not their number, and keeps them all
-    until the last one has come, so whoever may connect can fill the memory.
-    """
-    for network in networks:
-        text = str(network)
-        if is_ipv6 and network.version == 4:  # as which such a port sees it; ZeroMQ would take the length for IPv6's
-            text = f"::ffff:{network.network_address}/{MAPPED_BITS + network.prefixlen}"
-        # In an IPv6 network no client of an IPv4 port lies, but without any filter all clients are taken.
-        socket.setsockopt(zmq.IPV6, is_ipv6 or network.version == 6)
-        socket.setsockopt(zmq.TCP_ACCEPT_FILTER, text.encode())
-    socket.setsockopt(zmq.IPV6, is_ipv6)
 
 
 def curve_keys(config: ProxyConfig) -> tuple[bytes, bytes]:

@@ -19,6 +19,7 @@ from ..errors import ConfigError, FormatError
 from ..fleet.registry import Registry
 from ..fleet.view import WorkerView
 from ..fleet.worker import NO_EVENTS, UNHEARD, EventSource, Worker, WorkerId
+from ..runtime.accept_filter import take_from
 from ..runtime.tasks import Background, Throttle
 from ..telemetry.metrics import Metrics
 from .engine_caches import EngineCaches
@@ -56,7 +57,7 @@ class EventSubscriber:
         metrics: Metrics,
         hosts: Hosts,
     ) -> None:
-        self._bound_to = config.kv_events_bind
+        self._bound_to, self._allowed = config.kv_events_bind, config.kv_events_allow
         self._registry = registry
         self._caches = caches
         self._hosts = hosts
@@ -73,6 +74,7 @@ class EventSubscriber:
         if not self._bound_to:
             return
         socket = self._socket(by_ipv6="[" in self._bound_to)
+        take_from(socket, self._allowed, is_ipv6="[" in self._bound_to)
         try:
             socket.bind(self._bound_to)
         except zmq.ZMQError as exc:

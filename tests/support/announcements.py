@@ -124,9 +124,9 @@ class Lab:
 
 
 @asynccontextmanager
-async def subscribing(bind: str = "", hosts: OwnHosts | None = None) -> AsyncIterator[Lab]:
+async def subscribing(bind: str = "", hosts: OwnHosts | None = None, allow: tuple[str, ...] = ()) -> AsyncIterator[Lab]:
     registry, metrics, caches = Registry(), Metrics(), EngineCaches(lambda history: history)
-    config = ProxyConfig(kv_events_bind=bind)
+    config = ProxyConfig(kv_events_bind=bind, kv_events_allow=allow)
     subscriber = EventSubscriber(config, registry, caches, metrics, hosts or OwnHosts("127.0.0.1"))
     background = Background()
     try:

@@ -147,6 +147,7 @@ def test_a_flag_is_the_text_of_its_value(text: str, name: str, value: object) ->
     ("name", "items", "shown"),
     [
         ("heartbeat_allow", ["10.0.0.0/8", "10.0.0.0/99"], "heartbeat_allow = '10.0.0.0/99'"),
+        ("kv_events_allow", ["10.0.0.0/99"], "kv_events_allow = '10.0.0.0/99'"),
         ("open_paths", ["/health", "/admin"], "open_paths = '/admin'"),
         ("workers", ["P=a:1"] * 100 + [5], "workers = 5"),
     ],

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import zmq
 import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
 
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import EventSource, Worker
@@ -272,6 +273,23 @@ async def test_an_engine_that_connects_and_starts_over_is_known_by_its_incarnati
                     await asyncio.sleep(0.01)
         lab.registry.probed(D.id, Worker(role=D.role, address=D.address, incarnation="2"), None, 0.0)
         await lab.until_held(None)
+
+
+@pytest.mark.parametrize(
+    ("allow", "is_let_in"), [((), True), (("10.0.0.0/8", "127.0.0.0/8"), True), (("10.0.0.0/8",), False)]
+)
+async def test_only_allowed_addresses_may_connect(allow: tuple[str, ...], is_let_in: bool) -> None:
+    bind = free_endpoint()
+    async with subscribing(bind, allow=allow):
+        stranger = zmq.asyncio.Context()
+        with stranger.socket(zmq.PUB) as socket:
+            refused = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | refused)
+            socket.connect(bind)
+            async with asyncio.timeout(60):
+                event = (await recv_monitor_message(monitor))["event"]
+            assert (event == zmq.EVENT_HANDSHAKE_SUCCEEDED) is is_let_in
+        stranger.destroy(linger=0)
 
 
 async def test_a_port_that_is_taken_is_an_error() -> None:

@@ -36,16 +36,20 @@ def host_and_port(ctx: click.Context, param: click.Parameter, value: str | tuple
 
 
 class Program(click.Group):
-    """Says in one line that there is no room for its output. A reader that has gone (`| head`) is no error."""
+    """Says in one line which file cannot be used, or that there is no room for its output. A reader that has gone
+    (`| head`) is no error."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().main(*args, **kwargs)
         except OSError as exc:
-            if exc.filename is not None or exc.errno not in _NO_ROOM:
+            if exc.filename is None and exc.errno not in _NO_ROOM:
                 raise
-            _drop_output()
-            click.echo(f"Error: the output cannot be written: {exc.strerror}", err=True)
+            what = exc.filename
+            if what is None:
+                _drop_output()
+                what = "the output cannot be written"
+            click.echo(f"Error: {what}: {exc.strerror}", err=True)
             sys.exit(1)
 
 

@@ -5,6 +5,7 @@ No port is opened, and nothing is written.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -96,8 +97,10 @@ def _tokenizer(config: ProxyConfig) -> None:
 def _receipt_log(config: ProxyConfig) -> None:
     if not config.receipt_log:
         return
-    file = Path(config.receipt_log)
-    if not os.access(file if file.exists() else file.parent, os.W_OK) or file.is_dir():
+    file, is_usable = Path(config.receipt_log), False
+    with contextlib.suppress(OSError):  # of a name that no file can have, or in a folder that is closed
+        is_usable = os.access(file if file.exists() else file.parent, os.W_OK) and not file.is_dir()
+    if not is_usable:
         raise refused("receipt_log", config.receipt_log, "a file that can be written")
 
 

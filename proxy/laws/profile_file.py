@@ -7,6 +7,7 @@ tables/profiles/README.md.
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -234,7 +235,7 @@ def find(name: str, folder: Path = BUNDLED) -> ProfileFile:
     known = bundled(folder)
     if path := known.get(name):
         return load(path)
-    if Path(name).is_file():
+    if os.path.isfile(name):  # noqa: PTH113, as Path's raises for a name that no file can have
         return load(Path(name))
     raise ConfigError(
         f"profile = {name!r}: must be {', '.join(known) or 'none'}, or the path of a profile file", param="profile"

@@ -25,8 +25,11 @@ class FolderNames:
         missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
         if missing:
             raise _refused(path, f"needs the package {missing[0]}: pip install 'ppd-router[tokenizer]'")
-        self._for_all = str(root) if (root / _FILE).is_file() else ""
-        found = [] if self._for_all else [*root.glob(f"*/{_FILE}"), *root.glob(f"*/*/{_FILE}")]
+        try:
+            self._for_all = str(root) if (root / _FILE).is_file() else ""
+            found = [] if self._for_all else [*root.glob(f"*/{_FILE}"), *root.glob(f"*/*/{_FILE}")]
+        except OSError as exc:  # of a name that no file can have, or in a folder that is closed
+            raise _refused(path, f"must be a folder that can be read ({exc.strerror})") from exc
         self._by_model = {str(file.parent.relative_to(root)): str(file.parent) for file in found}
         if not self._for_all and not found:
             raise _refused(path, f"must be a folder with {_FILE}, or one with such a folder for each model")

@@ -57,6 +57,7 @@ def test_another_lookup_is_taken_while_the_proxy_runs(tmp_path: Path) -> None:
         "w_tpot = ",
         'table = "none"\n',
         'profile = "none"\n',
+        f'profile = "{"n" * 300}"\n',
         'workers = ["D=a:1,profile=none"]\n',
         "nonsense = 1\n",
     ],

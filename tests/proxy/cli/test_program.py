@@ -1,4 +1,4 @@
-"""What all programs do where their output cannot go anywhere."""
+"""What all programs do where their output cannot be written, or no file can have the name that they are given."""
 
 from __future__ import annotations
 
@@ -8,8 +8,33 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from ppd.servers.cli.main import main
 
 FULL = Path("/dev/full")
+
+
+LONG = "n" * 300  # no file can have this name, and asking whether one has it is an error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (f"serve --check --receipt-log {LONG}", ": must be a file that can be written"),
+        (f"serve --check --profile {LONG}", f"profile = '{LONG}': must be "),
+        (f"sim --profile {LONG}", f"profile = '{LONG}': must be "),
+        (f"keys curve x --dir {LONG}", f"{LONG}/x.key: File name too long"),
+        (
+            f"sidecar --engine http://127.0.0.1:1 --listen 127.0.0.1:1 --allow-prefill 10.0.0.1:80,{LONG}",
+            ": must be address ranges",
+        ),
+    ],
+)
+def test_a_name_that_no_file_can_have_is_one_line(arguments: str, said: str) -> None:
+    result = CliRunner().invoke(main, arguments.split())
+    assert result.exit_code in (1, 2)
+    assert said in result.stderr
 
 
 @pytest.mark.skipif(not FULL.is_char_device(), reason="there is no full device here")

@@ -45,6 +45,9 @@ def build_table() -> None:
     except click.ClickException as exc:
         exc.show()
         sys.exit(exc.exit_code)
+    except KeyboardInterrupt:  # the import takes a second; later click says this
+        click.echo("Aborted!", err=True)
+        sys.exit(1)
     program.main()
 
 

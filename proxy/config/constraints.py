@@ -22,6 +22,7 @@ def _both_or_neither(one: str, other: str) -> bool:
     return bool(one) == bool(other)
 
 
+_HOSTS = ("host", "picker_host")  # an empty one, as of a variable that is not set, would be all addresses
 _RANGES = ("heartbeat_allow", "kv_events_allow")
 
 CONSTRAINTS = (
@@ -30,6 +31,7 @@ CONSTRAINTS = (
         'origins as browsers send them, as https://chat.example or http://localhost:3000, or "*" alone',
         are_origins,
     ),
+    *(Constraint((name,), "an address or a host's name; 0.0.0.0 is all of this machine", bool) for name in _HOSTS),
     *(Constraint((name,), "address ranges such as 10.0.0.0/8", are_ranges) for name in _RANGES),
     Constraint(
         ("heartbeat_host", "heartbeat_port", "heartbeat_allow", "curve_port", "heartbeat_open"),

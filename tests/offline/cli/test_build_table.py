@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from ppd.offline.cli.build_table import main
+from ppd.offline.cli.main import build_table
 from ppd.offline.sweep.folder import SweepFolder
 from tests.support.sweep import ORIGIN, finished, grid, run
 
@@ -135,3 +136,15 @@ def test_the_workloads_of_a_grid_are_measured_on_topologies_that_are_named() -> 
     assert code == 0
     runs = [line for line in text.splitlines() if "small_tiny" in line]
     assert {line.split("/")[0] for line in runs} == {"1P_3D-x0", "1P_3D-x1", "3R"}
+
+
+def test_ctrl_c_while_modules_are_imported_is_one_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("importlib.import_module", interrupted)
+    with pytest.raises(SystemExit, match="1"):
+        build_table()
+    assert capsys.readouterr().err == "Aborted!\n"

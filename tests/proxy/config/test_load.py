@@ -85,6 +85,8 @@ def test_a_whole_number_may_stand_for_a_float(tmp_path: Path) -> None:
         ('cors_allow_origins = ["null"]', "cors_allow_origins", "origins as browsers send them"),
         ('cors_allow_origins = ["*", "https://chat.example"]', "cors_allow_origins", "alone"),
         ('heartbeat_allow = ["10.0.0.0/99"]', "heartbeat_allow", "10.0.0.0/8"),
+        ('host = ""', "host", "0.0.0.0"),
+        ('picker_host = ""', "picker_host", "0.0.0.0"),
         ("curve_port = 30002", "curve_port", "curve_clients_dir"),
         ('heartbeat_open = "yes"', "heartbeat_open", "true or false"),
         ('log_level = "loud"', "log_level", "debug, info"),

@@ -25,6 +25,7 @@ from ..bench.results import BenchResult, save
 from ..bench.run import Bench, play, prepared
 from ..bench.summary import NOTE, reasons, results_table
 from ..bench.workloads import ConversationShape, Pace, with_pauses_of
+from ..experiment.files import check_writable
 from ..experiment.records import Origin, Record, in_order
 from ..load.player import Progress
 from ..load.target import Api, Target
@@ -199,6 +200,8 @@ def command(**flags: Any) -> None:
 def _run(options: Options) -> BenchResult:
     # After Ctrl-C it shows and saves what was measured until then.
     name, conversations = options.workload()
+    if options.output is not None:
+        check_writable(options.output)
     records, interrupted, notes = list[Record](), False, Console(stderr=True)
     note = partial(_note, notes)
     bench = asyncio.run(prepared(options.bench(conversations), note))

@@ -22,7 +22,7 @@ from ..calibration.document import Without, document, said
 from ..calibration.fit import Simulations, fit
 from ..calibration.sources import CalibrationSource, open_source
 from ..calibration.steps import STEPS, check, larger, load
-from ..experiment.files import write_whole
+from ..experiment.files import check_writable, write_whole
 from ..simulation.modelled_hardware import profile_for
 from ..simulation.setup import Setup
 
@@ -121,6 +121,9 @@ UNSEARCHED = (
 def _calibrate(source: CalibrationSource, simulations: Simulations, flags: CalibrateFlags) -> None:
     console, steps_file, seen = Console(stderr=True), flags.steps, source.range
     # Before minutes of fitting, so that a file that cannot be used costs none.
+    path = flags.out or Path(f"{flags.name or source.setup.profile.name}.json")
+    for file in filter(None, (path, flags.page)):
+        check_writable(file)
     steps = None if steps_file is None else (larger(load(steps_file), seen, steps_file.name), seen, steps_file.name)
     setup = _fitted(source, source.setup, simulations, flags.evaluations, console)
     found = assess(source, setup, simulations)
@@ -139,7 +142,6 @@ def _calibrate(source: CalibrationSource, simulations: Simulations, flags: Calib
             slow_worker=setup.slow,
         ),
     )
-    path = flags.out or Path(f"{profile.name}.json")
     write_whole(path, encode(profile))
     click.echo(f"{found.markdown(source.fitted_on)}\n\n{path}")
     if flags.page is not None:

@@ -5,6 +5,7 @@ Records are gzipped JSON lines: a head with `kind` and `version`, then one row a
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import zlib
@@ -61,17 +62,41 @@ def load(path: Path, decode: Callable[[bytes], T]) -> T:
         raise FormatError(f"{path}: {exc.message}") from exc
 
 
+def check_writable(path: Path) -> None:
+    """FormatError where `write_whole` could not write: before what takes long. Makes the folder; the file stays."""
+    _written(path, None)
+
+
 def write_whole(path: Path, data: bytes) -> None:
-    """The file is complete, or as it was before. FormatError where it cannot be written; nothing is left behind."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """The file is complete, or as it was before. FormatError where it cannot be written; nothing is left behind.
+
+    A link stays one. A device or a pipe is written to: it is no file that another one may replace.
+    """
+    _written(path, data)
+
+
+def _written(path: Path, data: bytes | None) -> None:
+    beside = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        target = Path(os.path.realpath(path))
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if target.exists() and not target.is_file():
+            if data is not None:
+                target.write_bytes(data)
+            return
+        beside = target.with_name(f".{target.name}.{os.getpid()}.part")
         with beside.open("wb") as file:
-            file.write(data)
+            file.write(data or b"")
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        if data is None:
+            beside.unlink()
+        else:
+            beside.replace(target)
     except OSError as exc:
         with suppress(OSError):
-            beside.unlink()
+            if beside is not None:
+                beside.unlink()
         raise FormatError(f"{path}: cannot be written: {exc.strerror}") from exc

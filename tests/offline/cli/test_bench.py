@@ -27,6 +27,7 @@ SAMPLES = Path(__file__).parents[2] / "data" / "traces"
         (("--qps", "1", "--session-header", "a b"), "session_header: must be a header's name"),
         (("--trace", "README.md"), "is in none of the known formats"),
         (("--qps", "1", "--plain", "--endpoint", "completions"), "plain: goes with the chat endpoint only"),
+        (("--qps", "1", "--out", "weka.jsonl/records"), "weka.jsonl/records: cannot be written"),
         (("--qps", "1"), "http://127.0.0.1:1 does not list its models: Connection refused"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ def only(registry: Registry) -> WorkerView:
     ],
 )
 def test_a_worker_that_the_config_no_longer_names_stays_as_its_agent_announces_it(
-    said: dict[str, bool] | None, role: Role, left: list[str]
+    said: dict[str, Any] | None, role: Role, left: list[str]
 ) -> None:
     """Else all turns would be refused until the next heartbeats, of a fleet that goes over to agents."""
     registry = Registry()

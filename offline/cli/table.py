@@ -15,6 +15,7 @@ from ppd.proxy.cli.table_view import CellCounts
 from ppd.proxy.decision_table.score import Weights
 from ppd.proxy.errors import FormatError
 
+from ..experiment.files import write_whole
 from ..tables.published_rows import GridDescription, build_table, read_rows
 
 command = CommandGroup("table", commands=dict(of_proxy.commands), help=of_proxy.help)
@@ -42,7 +43,7 @@ def import_rows(rows: Path, config: str, pair: str | None, description: Path | N
     grid = GridDescription.decode(_read(description or beside))
     table = build_table(read_rows(_read(rows)), grid, config, pair)
     target = output or Path(f"{table.name}.json")
-    _write(target, table.encode())
+    write_whole(target, table.encode())
     click.echo(f"{target}: {CellCounts.of(table.scored(Weights()))}")
 
 
@@ -51,14 +52,3 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as exc:
         raise FormatError(f"{path}: {exc.strerror}") from exc
-
-
-def _write(path: Path, data: bytes) -> None:
-    # Written beside and renamed, so that a reader never sees half a table.
-    part = path.with_name(f"{path.name}.part")
-    try:
-        part.write_bytes(data)
-        part.replace(path)
-    except OSError as exc:
-        part.unlink(missing_ok=True)
-        raise click.ClickException(f"{path}: {exc.strerror}") from exc

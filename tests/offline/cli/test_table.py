@@ -66,7 +66,7 @@ def test_import_takes_a_pair_a_description_and_an_output(tmp_path: Path) -> None
             ("import", str(bundled()[NAME]), "--config", "1P_3D"),
             f"{bundled()[NAME]}.toml: no such file, which would say what the rows mean",
         ),
-        (("import", str(SOURCE), "--config", "1P_3D", "--output", "absent/x.json"), "absent/x.json: No such file"),
+        (("import", str(SOURCE), "--config", "1P_3D", "--output", f"{SOURCE}/x"), f"{SOURCE}/x: cannot be written: "),
     ],
 )
 def test_a_mistake_is_one_clear_line(arguments: tuple[str, ...], message: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from os import _exit
 
+from ..sweep.processes import interrupts_held
 from .trying import Conditions, Job, Trying, TryOutcome
 
 
@@ -22,7 +23,9 @@ class TryingProcesses:
         self._pool = ProcessPoolExecutor(processes, context, _begin, (conditions,))
 
     def __call__(self, jobs: Sequence[Job]) -> list[TryOutcome]:
-        return [*self._pool.map(_try, jobs)]
+        with interrupts_held():
+            outcomes = self._pool.map(_try, jobs)
+        return [*outcomes]
 
     def close(self) -> None:
         """What has not begun is dropped."""

@@ -8,8 +8,10 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import resource_tracker
 
 from ..experiment.records import RunResult
 from ..experiment.run import Run
@@ -28,7 +30,8 @@ class ProcessExecutor:
         # Not a fork: this process has threads, and a forked child would keep their locks for ever.
         context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(1, context, _open_backend, (self._plan,))
-        self._pid = self._pool.submit(os.getpid)
+        with interrupts_held():
+            self._pid = self._pool.submit(os.getpid)
 
     def survey(self, samples: tuple[Run, ...]) -> Future[Survey]:
         return self._pool.submit(_survey, samples)
@@ -44,6 +47,17 @@ class ProcessExecutor:
         with contextlib.suppress(BrokenProcessPool):  # it died
             self._pool.submit(_close)
         self._pool.shutdown()
+
+
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[None]:
+    """A process that is started within never hears Ctrl-C: it would end with a traceback while it still imports."""
+    resource_tracker.ensure_running()  # whose start lets signals through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end(pid: Future[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -108,6 +109,16 @@ def test_a_process_is_ended_that_is_at_work_before_its_number_is_known(tmp_path:
     executor.abandon()
     executor._pid.set_result(known.result(LIMIT_S))
     assert hanging.exception(LIMIT_S) is not None
+    executor.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells which signals a process holds")
+def test_a_process_never_hears_ctrl_c_not_even_while_it_imports(tmp_path: Path) -> None:
+    executor = ProcessExecutor(FakePlan(tmp_path))
+    status = Path(f"/proc/{executor._pid.result(LIMIT_S)}/status").read_text()
+    held = next(line.split()[1] for line in status.splitlines() if line.startswith("SigBlk:"))
+    assert int(held, 16) & 1 << signal.SIGINT - 1
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     executor.close()
 
 

@@ -204,7 +204,7 @@ class Agent:
             if await self._ended_within(pause_s, stop):
                 await self._announce(AgentPhase.LEAVING)
                 assert self._process is not None, "only a launched engine's end is noticed"
-                raise EngineFailed(f"the engine ended with {self._process.returncode}:\n{self._process.log_tail()}")
+                raise EngineFailed(f"the engine ended with {self._process.returncode}; {self._process.last_words()}")
 
     async def _drain(self, session: aiohttp.ClientSession) -> None:
         """Announces draining until the engine is idle or the time is over, then leaving.

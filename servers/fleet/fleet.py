@@ -220,7 +220,9 @@ class LocalFleet:
         try:
             done, _ = await asyncio.wait({ready, *ended}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if not done:
-                raise EngineFailed(f"the fleet was not ready after {timeout_s:g} s; {self._last_words(self._front)}")
+                raise EngineFailed(
+                    f"the fleet was not ready after {timeout_s:g} s; {self._processes[self._front].last_words()}"
+                )
             for task in done:
                 task.result()
         finally:
@@ -235,11 +237,7 @@ class LocalFleet:
     async def _ended(self, process: EngineProcess) -> None:
         code = await process.wait()
         name = next(member.known_as(self.names) for member in self.members if member.name == process.name)
-        raise EngineFailed(f"{name} ended with {code}; {self._last_words(process.name)}")
-
-    def _last_words(self, name: str) -> str:
-        process = self._processes[name]
-        return f"the end of {process.log_path}:\n{process.log_tail()}"
+        raise EngineFailed(f"{name} ended with {code}; {process.last_words()}")
 
     async def _ready(self) -> None:
         wanted = {member.worker for member in self.members if member.worker}

@@ -135,6 +135,11 @@ class EngineProcess:
         except FileNotFoundError:
             return ""
 
+    def last_words(self) -> str:
+        """What a failure says beside its cause."""
+        tail = self.log_tail()
+        return f"the end of {self.log_path}:\n{tail}" if tail else f"{self.log_path} is empty, as on a full disk"
+
     def _order(self, order: bytes) -> None:
         if not self.is_running or self._orders < 0:
             return
@@ -156,7 +161,7 @@ class EngineProcess:
             raise EngineFailed(f"{self.name}'s log {self.log_path} cannot be written: {exc.strerror}") from exc
 
     def _failure(self, what: str) -> EngineFailed:
-        return EngineFailed(f"{self.name} {what}; the end of {self.log_path}:\n{self.log_tail()}")
+        return EngineFailed(f"{self.name} {what}; {self.last_words()}")
 
 
 async def _poll_health(url: str, interval_s: float) -> None:

@@ -185,6 +185,15 @@ async def test_the_tail_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
     assert engine.log_tail(3) == "97\n98\n99\n"
 
 
+@pytest.mark.parametrize(("words", "said"), [("bad flag", "the end of {log}:\nbad flag\n"), ("", "{log} is empty")])
+async def test_an_end_is_told_with_the_programs_last_words(tmp_path: Path, words: str, said: str) -> None:
+    engine = process(python(f"import sys; sys.exit({words!r} or 1)"), tmp_path)
+    await engine.start()
+    with pytest.raises(EngineFailed) as failed:
+        await engine.wait_healthy("http://127.0.0.1:1", timeout_s=60.0)
+    assert said.format(log=engine.log_path) in failed.value.message
+
+
 async def test_a_start_that_is_cancelled_leaves_no_program(tmp_path: Path, lifeline: Lifeline) -> None:
     """However far it has come: the loop stands still until the program runs, and asyncio still waits for its start."""
     began = tmp_path / "began"

@@ -19,7 +19,6 @@ from ..fleet.worker import PREFIX_CACHE, Source
 from ..laws.worker_laws import WorkerLaws
 from ..policy import Limits
 from ..sessions.session import SessionSummary
-from ..settings import check_table
 from .peer_commands import Add, Remove, SetDraining, find_receipt, find_worker, newest_receipts, send_command
 from .request_body import whole_body
 
@@ -66,11 +65,7 @@ def admin_routes(proxy: Proxy) -> Blueprint:
         for name in changes:
             if name not in CHANGEABLE:
                 raise RequestError(f"{name}: can't be changed; {', '.join(CHANGEABLE)} can", param=name)
-        wanted = convert(changes)
-        if "table" in wanted:
-            check_table(wanted["table"])
-        proxy.change(wanted)
-        proxy.membership.config_changed(wanted)
+        await proxy.membership.ask_leader("weights", msgspec.msgpack.encode(convert(changes)))
         return _json(_weights(proxy.settings.config))
 
     return routes

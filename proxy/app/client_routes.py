@@ -31,7 +31,7 @@ from ..telemetry.merged_metrics import render
 from .admin_routes import admin_routes
 from .lifespan import close, start
 from .openapi import render as render_openapi
-from .peer_commands import answer_receipt, answer_receipts, run_command
+from .peer_commands import answer_receipt, answer_receipts, change_weights, run_command
 from .request_body import whole_body
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ def create_app(proxy: Proxy) -> Quart:
     app = turn_app(proxy.settings.config, proxy.turns)
     proxy.membership.handlers |= {
         "workers": partial(run_command, proxy),
+        "weights": partial(change_weights, proxy),
         "receipt": partial(answer_receipt, proxy.state.receipts),
         "receipts": partial(answer_receipts, proxy.state.receipts),
     }

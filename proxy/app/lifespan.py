@@ -36,6 +36,7 @@ def start(proxy: Proxy) -> Background:
         background.start("prober", proxy.prober.run)
         background.start("canary", proxy.canary.run)
         background.start("load watch", proxy.load_watch.run)
+        background.start("settings", partial(proxy.settings.watch, partial(_reloaded, proxy)))
     background.start("membership", proxy.membership.run)
     if proxy.settings.config.spare_connections:
         background.start("spare connections", partial(_keep_warm, proxy))
@@ -44,7 +45,6 @@ def start(proxy: Proxy) -> Background:
         background.start("keys", partial(proxy.keys.watch, proxy.state.metrics.reloaded))
     background.start("certificates", partial(proxy.tls.watch, proxy.state.metrics.reloaded))
     background.start("expiry", FleetWatch(proxy).run)
-    background.start("settings", partial(proxy.settings.watch, partial(_reloaded, proxy)))
     _apply(proxy)
     return background
 
@@ -212,6 +212,7 @@ def _reloaded(proxy: Proxy, taken: bool) -> None:
     proxy.state.metrics.reloaded(taken)
     if taken:
         _apply(proxy)
+        proxy.membership.config_read(*proxy.settings.live())
 
 
 def _apply(proxy: Proxy) -> None:

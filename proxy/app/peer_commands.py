@@ -1,6 +1,6 @@
-"""What the operator's API needs from the proxy's other processes: changes to workers, and receipts.
+"""What the operator's API needs from the proxy's other processes: changes to workers and weights, and receipts.
 
-The leader changes workers; the other processes send it the command. A receipt is kept by the process that served the
+The leader makes changes; the other processes send it the command. A receipt is kept by the process that served the
 turn, so a process asks the others for the receipts that it does not have.
 """
 
@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..config import convert
 from ..discovery.static_workers import parse_worker
 from ..errors import NotFound, RequestError
 from ..fleet.view import WorkerView
 from ..fleet.worker import Source
+from ..settings import check_table
 from ..telemetry.receipts import Receipt, Receipts
 
 if TYPE_CHECKING:
@@ -78,6 +80,16 @@ def run_command(proxy: Proxy, command: bytes) -> bytes:
         proxy.membership.workers_added(proxy.settings.added, proxy.settings.overruled)
         registry.remove(view.id)
     return view.id.encode()
+
+
+def change_weights(proxy: Proxy, changes: bytes) -> bytes:
+    """Runs in the leader, so that of two operators' changes, and one of the file, all processes have the same last."""
+    wanted = convert(msgspec.msgpack.decode(changes, type=dict[str, object]))
+    if "table" in wanted:
+        check_table(wanted["table"])
+    proxy.change(wanted)
+    proxy.membership.config_changed(wanted)
+    return b""
 
 
 def find_worker(proxy: Proxy, worker_id: str) -> WorkerView:

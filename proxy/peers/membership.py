@@ -18,6 +18,7 @@ from .events import (
     AnyEvent,
     Appliers,
     ConfigChanged,
+    ConfigRead,
     Joined,
     JoinReply,
     MetricsCounted,
@@ -131,6 +132,9 @@ class Membership:
 
     def config_changed(self, keys: Mapping[str, object]) -> None:
         self._send_now(ConfigChanged(dict(keys)))
+
+    def config_read(self, in_force: Mapping[str, object], in_file: Mapping[str, object]) -> None:
+        self._send_now(ConfigRead(dict(in_force), dict(in_file)))
 
     def report(self, report: bytes) -> None:
         """A sidecar's, of a turn of another process."""

@@ -46,9 +46,29 @@ async def test_weights_set_at_one_are_in_force_at_all_and_for_those_that_come() 
             assert await everywhere(group, "GET", "/weights") == [(200, now)] * 3
 
 
+async def test_weights_that_are_set_at_several_at_once_are_the_same_at_all() -> None:
+    async with proxy_group("R1", 3, **REPLICA) as group:
+        for of_this_try in range(5):
+            told = [{"w_ttft": of_this_try + number / 10} for number in range(1, 4)]
+            asked = zip(group.proxies.values(), told, strict=True)
+            answers = await asyncio.gather(*(one.admin("PUT", "/weights", body) for one, body in asked))
+            assert [status for status, _ in answers] == [200] * 3
+            now = [weights["w_ttft"] for _, weights in await everywhere(group, "GET", "/weights")]
+            assert len(set(now)) == 1
+            assert {"w_ttft": now[0]} in told
+
+
 @pytest.mark.parametrize(
     "body",
-    [{"port": 1}, {"w_ttft": -1}, {"mode": "no such"}, {"mode": "table", "table": "no such"}, {"table": "no such"}],
+    [
+        {"port": 1},
+        {"w_ttft": -1},
+        {"w_ttft": 10**30},
+        {"x": "a" * 1000},
+        {"mode": "no such"},
+        {"mode": "table", "table": "no such"},
+        {"table": "no such"},
+    ],
 )
 async def test_weights_that_are_refused_change_nothing_anywhere(body: dict[str, Any]) -> None:
     async with proxy_group("R1", 2, **REPLICA) as group:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ppd.proxy.app.lifespan import _reloaded
+from ppd.proxy.app.lifespan import _reloaded, start
 from ppd.proxy.app.peer_commands import Add, Command, Remove, run_command
 from ppd.proxy.assembly import Proxy
 from ppd.proxy.fleet.worker import Announcement, Role, Source, Worker, WorkerId
@@ -34,17 +34,18 @@ class ChangedFile:
 
     async def join(self) -> None:
         await self.pair.join()
-        for one in self.pair.ones:
-            _reloaded(one, True)
+        _reloaded(self.pair.ones[0], True)
         self._probe()
 
     def say(self, *workers: str, w_ttft: float = 1.0) -> None:
-        """Each process looks at it by itself, the leader last."""
+        """The leader looks at it, and tells the other."""
         self._file.write_text(text(*workers, w_ttft=w_ttft))
-        for one in reversed(self.pair.ones):
-            assert [one.settings.look(), one.settings.look()] == [None, True]
-            _reloaded(one, True)
+        leader, _ = self.pair.ones
+        assert [leader.settings.look(), leader.settings.look()] == [None, True]
+        _reloaded(leader, True)
         self._probe()
+        assert [one.settings.config.w_ttft for one in self.pair.ones] == [w_ttft] * 2
+        assert [one.chooser.rules.weights.ttft for one in self.pair.ones] == [w_ttft] * 2
 
     def _probe(self) -> None:
         registry = self.pair.ones[0].state.registry
@@ -137,5 +138,18 @@ async def test_a_worker_that_the_file_leaves_to_its_agent_is_never_gone(tmp_path
         it.say(f"P={A}")
         assert known(it) == [{A: "P", B: "D"}] * 2
         assert [await picked(one, f"{number} after") for number, one in enumerate(it.pair.ones)] == [(B, A)] * 2
+    finally:
+        await it.end()
+
+
+@pytest.mark.parametrize("index", [0, 1])
+async def test_only_the_leader_reads_the_file(tmp_path: Path, index: int) -> None:
+    """Two that read it by themselves would differ for good, if an operator changed the same key between the two."""
+    it = ChangedFile(tmp_path / "ppd.toml")
+    try:
+        await it.join()
+        background = start(it.pair.ones[index])
+        assert ("settings" in {task.get_name() for task in background._tasks}) is (index == 0)
+        await background.close()
     finally:
         await it.end()

@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import time
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -206,17 +206,19 @@ class Receipts:
 
     def __init__(self, kept: int) -> None:
         self._kept = kept
-        self._by_id: OrderedDict[str, Receipt] = OrderedDict()  # oldest first
+        self._by_id: dict[str, Receipt] = {}
+        self._in_turn: deque[Receipt] = deque()  # oldest first, with those whose id another one has by now
         self._more: dict[str, int] = {}  # by id, how many others a receipt of many legs counts as
         self._all_more = 0
         self._unwritten: dict[str, UnwrittenWays] = {}
 
     def open(self, receipt: Receipt) -> None:
         by_id = self._by_id
-        if (before := by_id.pop(receipt.id, None)) is not None:
+        if (before := by_id.get(receipt.id)) is not None:
             self._close(before)
         by_id[receipt.id] = receipt
-        if len(by_id) + self._all_more > self._kept:
+        self._in_turn.append(receipt)
+        if len(self._in_turn) + self._all_more > self._kept:
             self._forget()
 
     def ended(self, receipt: Receipt) -> None:
@@ -230,9 +232,12 @@ class Receipts:
             self._forget()
 
     def _forget(self) -> None:
-        while 1 < len(self._by_id) > self._kept - self._all_more:
-            _, oldest = self._by_id.popitem(last=False)
-            self._close(oldest)
+        by_id, in_turn = self._by_id, self._in_turn
+        while 1 < len(in_turn) > self._kept - self._all_more:
+            oldest = in_turn.popleft()
+            if by_id.get(oldest.id) is oldest:
+                del by_id[oldest.id]
+                self._close(oldest)
 
     def judged(self, receipt: Receipt, ways: UnwrittenWays | None) -> None:
         """Of its newest decision; None: the mode judges none."""
@@ -260,7 +265,8 @@ class Receipts:
 
     def one_by_one(self, limit: int) -> Iterator[Receipt]:
         """Those that are the newest at first. Each is written as it is taken, so other turns may go on between."""
-        for receipt in list(islice(reversed(self._by_id.values()), limit)):
+        kept = (one for one in reversed(self._in_turn) if self._by_id.get(one.id) is one)
+        for receipt in list(islice(kept, limit)):
             yield self.written(receipt)
 
     def _close(self, receipt: Receipt) -> None:

@@ -110,7 +110,7 @@ def _launched(flags: BuildTableFlags, trace: Sequence[float] | None) -> BackendP
         tensor_parallel=flags.tensor_parallel,
         engine_args=flags.engine_args,
         log_dir=flags.folder / "logs",
-        asking=_target(flags, "http://", "-"),
+        asking=_target(flags, "http://127.0.0.1", "-"),  # each fleet has a URL and a key of its own
         note=flags.note,
         limits=RunLimits(health_s=flags.health_limit),
         trace=trace,

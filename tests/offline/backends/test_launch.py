@@ -17,7 +17,7 @@ from ppd.servers.fleet.process import EngineFailed
 from tests.support.sweep import run
 
 ON_CPU = Prepared(model="", name="sim")
-ASKING = Target(url="http://", model="", admin_key="-", forces_routes=True)
+ASKING = Target(url="http://replaced", model="", admin_key="-", forces_routes=True)
 
 
 def launching(tmp_path: Path) -> LaunchPlan:

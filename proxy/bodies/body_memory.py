@@ -3,7 +3,8 @@
 A body whose length is known takes its room at its start, any other as it comes. Without room it waits, and its client
 is not read meanwhile. The oldest gets room first, so that of several that wait for each other one goes on. A wait has a
 limit; then the body is refused and gives back what it has. Large bodies leave a part of the room to small ones, which
-wait for nobody else: so a few clients with large bodies do not keep all others out.
+wait for nobody else: so a few clients with large bodies do not keep all others out. While any waits, one that hardly
+comes is refused: so room that is asked for and not used is no way to keep others out either.
 """
 
 from __future__ import annotations
@@ -16,26 +17,37 @@ from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from ..errors import BodyTooLarge, Overloaded, PPDError
+from ..errors import BodyTooLarge, Overloaded, PPDError, RequestError
 from ..telemetry.metrics import gauge
 from .shared_bytes import LARGE_BYTES
 
 ROOM = "body_room"  # in the `state` of an ASGI scope: that of the request's body
 SHARE = 0.25  # of the memory that the process may use
 SMALL_PART = 8  # this part of the room is left to small bodies
+SLOWEST_BYTES = 16 * 1024  # that a body must bring in half of the time for which another may wait, or be whole
+STOOD_STILL_S = 1.0  # later than that, what has come may not be read yet
 _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 class BodyRoom:
     """What one body takes of the memory; `free` at its every end, as often as you like."""
 
-    __slots__ = ("_memory", "held_bytes", "waits", "wanted_bytes")
+    __slots__ = ("_memory", "held_bytes", "sender", "waits", "wanted_bytes")
 
     def __init__(self, memory: BodyMemory) -> None:
         self._memory = memory
         self.held_bytes = 0
         self.wanted_bytes = 0  # more than it holds
         self.waits: _Wait | None = None
+        self.sender: _Sender | None = None
+
+    def watch(self, arrived: Callable[[], int], on_refused: Callable[[PPDError], None]) -> None:
+        """Until `whole`: the body may be refused, if it hardly comes while others wait. arrived: bytes of it so far."""
+        self.sender = _Sender(arrived, on_refused)
+
+    def whole(self) -> None:
+        """The body has come completely."""
+        self.sender = None
 
     def want(self, size: int, on_room: Callable[[], None], on_refused: Callable[[PPDError], None]) -> bool:
         """Whether it has room for `size` bytes. If not, one of the two is called later; a second call changes `size`.
@@ -58,8 +70,22 @@ class BodyRoom:
             raise error
 
     def free(self) -> None:
+        self.sender = None
         if self.held_bytes or self.waits is not None:
             self._memory.give_back(self)
+
+
+class _Sender:
+    __slots__ = ("arrived", "on_refused", "seen_bytes")
+
+    def __init__(self, arrived: Callable[[], int], on_refused: Callable[[PPDError], None]) -> None:
+        self.arrived, self.on_refused = arrived, on_refused
+        self.seen_bytes = -SLOWEST_BYTES  # when it was looked at last; less for one that has only begun to be read
+
+    def came(self) -> int:
+        """Bytes since it was looked at last."""
+        before, self.seen_bytes = self.seen_bytes, self.arrived()
+        return self.seen_bytes - before
 
 
 class _Wait:
@@ -81,6 +107,8 @@ class BodyMemory:
         self._refused = 0
         self._waiting: list[BodyRoom] = []  # in the order in which they were opened
         self._open: dict[BodyRoom, None] = {}  # those that hold or want something, oldest first
+        self._looking: asyncio.TimerHandle | None = None  # while any waits
+        self._look_s = 0.0  # when, by the loop's time
 
     def room(self) -> BodyRoom:
         return BodyRoom(self)
@@ -106,6 +134,10 @@ class BodyMemory:
             room.waits = _Wait(on_room, on_refused, timer)
             self._waiting = [one for one in self._open if one.waits is not None]
             self._go_on()
+            if self._waiting and self._looking is None:
+                for sender in self._senders():
+                    sender.came()
+                self._look_again()
         return room.waits is None
 
     def give_back(self, room: BodyRoom) -> None:
@@ -139,7 +171,30 @@ class BodyMemory:
             waits = self._stop_waiting(room)
             self._give(room, room.wanted_bytes)
             room.wanted_bytes = 0
+            if room.sender is not None:  # it was not read meanwhile
+                room.sender.seen_bytes -= SLOWEST_BYTES
             waits.on_room()
+
+    def _senders(self) -> list[_Sender]:
+        """Of the bodies that are read now."""
+        return [room.sender for room in self._open if room.sender is not None and room.waits is None]
+
+    def _look_again(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._look_s = loop.time() + self._wait_s / 2
+        self._looking = loop.call_at(self._look_s, self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        slow = [sender for sender in self._senders() if sender.came() < SLOWEST_BYTES]
+        has_stood_still = asyncio.get_running_loop().time() - self._look_s > STOOD_STILL_S
+        for sender in slow if self._waiting and not has_stood_still else ():
+            self._refused += 1
+            error = RequestError("the body came too slowly, while others waited for its memory")
+            error.status = 408
+            sender.on_refused(error)
+        if self._waiting:
+            self._look_again()
 
     def _stop_waiting(self, room: BodyRoom) -> _Wait:
         waits = room.waits

@@ -30,6 +30,10 @@ class ReceivedBody:
             self.buffer.add(bytes(self._data))
             self._data = b""
 
+    def arrived(self) -> int:
+        """Bytes that have come."""
+        return self.size if self.buffer is None else self.buffer.filled
+
     def add(self, data: bytes) -> None:
         self.size += len(data)
         if self.buffer is not None:

@@ -24,7 +24,7 @@ from hypercorn.typing import (
 )
 
 from ..admission.web_pages import Headers, Origins
-from ..bodies.body_memory import ROOM, BodyMemory, BodyRoom
+from ..bodies.body_memory import ROOM, SLOWEST_BYTES, BodyMemory, BodyRoom
 from ..config import ProxyConfig
 from ..errors import LegError, PPDError, answer_body, comes_back
 from ..openai.request import Endpoint
@@ -95,14 +95,23 @@ class GuardedExchange:
             try:
                 await self.room.wait(self._body_bytes)
             except PPDError as exc:
-                self._refused, self.is_draining = exc, True
-                self.cut()
+                self.refuse_body(exc)
                 return {"type": "http.disconnect"}
         if event["type"] == "http.disconnect" and not self._is_ending:
             self._is_left = True
         if event["type"] == "http.disconnect" or not event.get("more_body", False):
             self._body_read.set()
+            self.room.whole()
         return event
+
+    def refuse_body(self, error: PPDError) -> None:
+        """Instead of an answer to it."""
+        self._refused, self.is_draining = error, True
+        self.cut()
+
+    def body_bytes(self) -> int:
+        """That have come."""
+        return self._body_bytes
 
     async def send(self, event: ASGISendEvent) -> None:
         """TimeoutError if the client does not take it: a client that stops reading must not hold a worker for ever."""
@@ -277,6 +286,8 @@ class Edge:
             await exchange.room.wait(size)
         except PPDError as exc:
             return exc
+        if size > SLOWEST_BYTES:
+            exchange.room.watch(exchange.body_bytes, exchange.refuse_body)
         return None
 
     async def _refuse(self, exchange: GuardedExchange, refusal: PPDError) -> None:

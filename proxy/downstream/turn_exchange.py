@@ -150,6 +150,7 @@ class TurnExchange:
         if self._has_room(reading, max(size, received.size)):
             if size > SHORT_BYTES and not reading.is_whole:
                 received.expect(size)
+                reading.memory.watch(received.arrived, self.refuse)
             self._go_on(reading)
 
     @property
@@ -170,6 +171,8 @@ class TurnExchange:
         reading = self._reading
         if reading is not None:
             reading.is_whole = True
+            if reading.memory.sender is not None:
+                reading.memory.whole()
             if self._state is _READING and not reading.waits_for_room:
                 self._start(reading)
 

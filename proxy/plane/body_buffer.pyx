@@ -21,6 +21,10 @@ cdef class BodyBuffer(Receiver):
         """MemoryError if there is none for so many bytes."""
         self._body = PyBytes_FromStringAndSize(NULL, size)
 
+    @property
+    def filled(self):
+        return self._filled
+
     def add(self, bytes data not None):
         """ValueError where that is more than the body."""
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)

@@ -162,6 +162,23 @@ async def test_a_client_that_leaves_gives_its_room_back(start_fleet: Any, plane:
 
 @PLANES
 @pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+async def test_a_body_that_does_not_come_makes_room_for_one_that_waits(
+    start_fleet: Any, plane: DataPlane, path: str
+) -> None:
+    settings = {"data_plane": plane, "body_memory_bytes": 8 * MIB, "head_timeout_s": 1.0}
+    async with start_fleet("", **settings) as fleet, odd_worker(fleet, Echo().answer):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(fleet.base_url.rsplit(":", 1)[1]))
+        head = f"POST {path} HTTP/1.1\r\nHost: p\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {5 * MIB}\r\n\r\n".encode() + b"x" * MIB)
+        await fleet.until(lambda: fleet.proxy.body_memory.held_bytes == 5 * MIB)
+        assert (await posted(fleet, chat("x" * 5 * MIB))).status == 200
+        assert (await reader.readline()).split()[1] == b"408"
+        writer.close()
+        await fleet.until(lambda: fleet.proxy.body_memory.held_bytes == 0)
+
+
+@PLANES
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
 async def test_a_compressed_body_counts_as_what_it_decodes_to(start_fleet: Any, plane: DataPlane, path: str) -> None:
     async with start_fleet("", data_plane=plane, body_memory_bytes=8 * MIB) as fleet, odd_worker(fleet, Echo().answer):
         headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}

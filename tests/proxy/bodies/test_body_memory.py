@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ppd.proxy.bodies.body_memory import BodyMemory, BodyRoom, default_limit, usable_bytes
+from ppd.proxy.bodies.body_memory import SLOWEST_BYTES, BodyMemory, BodyRoom, default_limit, usable_bytes
 from ppd.proxy.errors import BodyTooLarge, Overloaded, PPDError
-from tests.support.clock import scenario
+from tests.support.clock import LeapingTime, scenario
 
 MIB = 1024 * 1024
 WAIT_S = 10.0
@@ -21,6 +21,15 @@ class Body:
     def __init__(self, memory: BodyMemory) -> None:
         self.room: BodyRoom = memory.room()
         self.said: list[str] = []
+        self.arrived = 0  # bytes
+
+    def watch(self) -> None:
+        self.room.watch(lambda: self.arrived, self._too_slow)
+
+    def _too_slow(self, error: PPDError) -> None:
+        assert error.status == 408
+        self.said.append("too slow")
+        self.room.free()
 
     def want(self, mib: float) -> bool:
         return self.room.want(int(mib * MIB), lambda: self.said.append("room"), self._refused)
@@ -138,6 +147,53 @@ async def test_waiting_for_room_ends_with_room_or_with_the_error() -> None:
     await wait
     with pytest.raises(Overloaded):
         await refused.room.wait(12 * MIB)
+
+
+@scenario
+async def test_room_that_is_asked_for_and_not_used_goes_to_those_who_wait() -> None:
+    """Before, two heads of a hundred bytes kept 14 MiB from everybody else for as long as a body may take."""
+    _, (silent, trickling, coming, waiting) = bodies(4)
+    for body in (silent, trickling, coming):
+        assert body.want(4)
+        body.watch()
+    await asyncio.sleep(100.0)
+    assert not silent.said, "nobody else needs the room"
+    assert not waiting.want(9)
+    for _ in range(2):
+        await asyncio.sleep(WAIT_S / 4)
+        trickling.arrived += 100
+        coming.arrived += SLOWEST_BYTES
+    await asyncio.sleep(0.1)
+    assert [body.said for body in (silent, trickling, coming, waiting)] == [["too slow"], ["too slow"], [], ["room"]]
+
+
+@scenario
+async def test_a_body_that_is_whole_or_waits_itself_is_not_too_slow() -> None:
+    _, (whole, waiting, late, last) = bodies(4)
+    assert whole.want(14)
+    whole.watch()
+    whole.room.whole()
+    assert not waiting.want(5)
+    waiting.watch()
+    await asyncio.sleep(WAIT_S * 0.6)
+    assert not late.want(9) and not last.want(14)
+    whole.room.free()
+    assert (waiting.said, late.said) == (["room"], ["room"])
+    late.watch()
+    await asyncio.sleep(WAIT_S * 0.4)
+    assert (waiting.said, late.said) == (["room"], ["room"]), "both have just begun to be read"
+
+
+@scenario
+async def test_what_has_come_while_the_loop_stood_still_may_not_be_read_yet() -> None:
+    _, (coming, waiting) = bodies(2)
+    assert coming.want(14)
+    coming.watch()
+    assert not waiting.want(9)
+    LeapingTime.of(asyncio.get_running_loop()).leap(WAIT_S / 2 + 3.0)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert coming.said == []
 
 
 def test_by_default_a_quarter_of_what_the_processes_may_use(tmp_path: Path) -> None:

@@ -115,6 +115,21 @@ async def test_room_that_comes_late_is_waited_for() -> None:
 
 
 @on_both_planes
+async def test_who_hardly_sends_a_body_makes_room_for_others() -> None:
+    sent = body(300_000)
+    async with site(room_wait_s=0.2) as at:
+        assert at.edge is not None
+        at.edge.body_memory.limit_bytes = 400_000
+        async with connected(at) as (slow, slow_writer), connected(at) as (reader, writer):
+            slow_writer.write(turn(sent)[:20_000])
+            await asyncio.sleep(0.02)
+            writer.write(turn(sent))
+            assert statuses(await slow.read()) == [408]
+            await reader.readuntil(sent + b"]")
+        assert at.asked == [sent] and at.edge.body_memory.held_bytes == 0
+
+
+@on_both_planes
 async def test_who_gets_no_room_for_a_whole_body_may_ask_again() -> None:
     async with site(room_wait_s=0.02) as at:
         assert at.edge is not None

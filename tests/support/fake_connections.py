@@ -42,6 +42,9 @@ class FakeTransport:
     def get_write_buffer_size(self) -> int:
         return 0
 
+    def get_extra_info(self, name: str) -> None:
+        """It has neither a socket nor TLS."""
+
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...

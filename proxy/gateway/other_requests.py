@@ -13,8 +13,6 @@ from typing import Any
 from urllib.parse import unquote
 
 from ..errors import PPDError
-from ..fleet.worker import WorkerId
-from ..passthrough.passthrough import ONLY
 from ..telemetry.access_log import RECORD, AccessRecord
 
 log = logging.getLogger(__name__)
@@ -33,15 +31,15 @@ class OtherRequest:
         self,
         app: App,
         headers: Mapping[str, str],
-        only: frozenset[WorkerId] | None,
+        state: Mapping[str, object],
         answer: Callable[[int, dict[str, str], bytes], None],
         refuse: Callable[[PPDError], None],
     ) -> None:
-        """headers: as Envoy tells them; only: the workers that may be asked, None: all. refuse: called in place of
-        `answer`, for an error of ours."""
+        """headers: as Envoy tells them; state: of the ASGI scope. refuse: called in place of `answer`, for an error of
+        ours."""
         self._app = app
         self._headers = headers
-        self._only = only
+        self._state = state
         self._answer = answer
         self._refuse = refuse
         self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -100,7 +98,7 @@ class OtherRequest:
             "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields],
             "client": None,
             "server": None,
-            "state": {ONLY: self._only} | ({} if record is None else {RECORD: record}),
+            "state": {**self._state} if record is None else {**self._state, RECORD: record},
             "extensions": {},
         }
 

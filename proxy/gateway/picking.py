@@ -18,12 +18,13 @@ from msgspec.structs import replace
 
 from ..app.request_body import check_coding, decoded
 from ..assembly import Proxy
-from ..bodies.body_memory import BodyRoom
+from ..bodies.body_memory import ROOM, BodyRoom
 from ..bodies.body_reader import Body
 from ..bodies.received import ReceivedBody
 from ..errors import BodyTooLarge, PPDError
 from ..fleet.worker import WorkerId
 from ..openai.request import Endpoint
+from ..passthrough.passthrough import ONLY
 from ..routing.attempt import Attempt, Job
 from ..routing.receipt_notes import decision_headers
 from ..routing.service import Caller, error_reply
@@ -265,7 +266,8 @@ class PickerCall:
     # -- what is no turn
 
     def _answer_other(self, *, is_whole: bool) -> None:
-        self._other = OtherRequest(self._app, self._headers, self._only, self._answered, self._refuse)
+        state = {ONLY: self._only, ROOM: self._room}
+        self._other = OtherRequest(self._app, self._headers, state, self._answered, self._refuse)
         self._other.begin(self._access)
         if is_whole:
             self._ends_body()

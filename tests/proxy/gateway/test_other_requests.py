@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,24 @@ async def test_a_body_that_waits_for_memory_goes_on_when_there_is_some(path: str
     await envoy.settled()
     assert len(envoy.answers) == 2
     envoy.call.lost()
+    assert not memory.held_bytes
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+async def test_a_body_in_gzip_waits_for_the_memory_of_what_it_decodes_to(path: str) -> None:
+    proxy = proxy_of()
+    memory = BodyMemory(20_000, 10.0)
+    object.__setattr__(proxy, "body_memory", memory)
+    other = memory.room()
+    await other.wait(15_000)
+    envoy = Envoy(proxy)
+    envoy.head(path, headers={"content-encoding": "gzip"})
+    envoy.tell("request_body", body=gzip.compress(b" " * 10_000), end_of_stream=True)
+    await envoy.settled()
+    assert len(envoy.answers) == 1
+    other.free()
+    await envoy.settled()
+    assert refused(envoy.answers[-1])[0] == 400
     assert not memory.held_bytes
 
 

@@ -113,7 +113,7 @@ class Connections:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def go_away(self) -> None:
-        """Tells clients of HTTP/2 to begin no further stream here; those under way go on (RFC 9113, 6.8)."""
+        """Tells every client of HTTP/2: see `ConnectionLimits.go_away`."""
         for limits in self._http2:
             # One that has served a request was sent our settings, which must come first.
             if limits.has_served:

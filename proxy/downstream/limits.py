@@ -185,11 +185,13 @@ class ConnectionLimits:
     def close_if_overdue(self) -> None:
         """Aborts a connection that was closed already, if its client has not taken the last bytes in time.
 
-        Over TLS that time is the event loop's: `is_stalled` does not tell of up to a MiB that lies below its TLS.
+        Over TLS up to a MiB may lie between TLS and the kernel, and `is_stalled` does not tell of it. So that time
+        begins anew while the kernel holds some of it; the event loop limits how long that may go on.
         """
         if self.transport.is_closing():
-            is_late = self.phase is not ConnectionPhase.BUSY and self._now() >= self._deadline_s
-            if is_late and not (self.is_tls and has_undelivered(self.transport)):
+            if self.is_tls and has_undelivered(self.transport):
+                self._deadline_s = max(self._deadline_s, self._now() + CLOSE_S)
+            elif self.phase is not ConnectionPhase.BUSY and self._now() >= self._deadline_s:
                 self.transport.abort()
             return
         if self.is_stalled or self.phase is ConnectionPhase.BUSY or self._now() < self._deadline_s:

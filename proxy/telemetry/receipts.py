@@ -207,7 +207,8 @@ class Receipts:
     def __init__(self, kept: int) -> None:
         self._kept = kept
         self._by_id: dict[str, Receipt] = {}
-        self._in_turn: deque[Receipt] = deque()  # oldest first, with those whose id another one has by now
+        self._in_turn: deque[str] = deque()  # ids, oldest first; one that is repeated has a place for each time
+        self._repeated: dict[str, int] = {}  # of ids with several places: how many are before the last one
         self._more: dict[str, int] = {}  # by id, how many others a receipt of many legs counts as
         self._all_more = 0
         self._unwritten: dict[str, UnwrittenWays] = {}
@@ -215,9 +216,10 @@ class Receipts:
     def open(self, receipt: Receipt) -> None:
         by_id = self._by_id
         if (before := by_id.get(receipt.id)) is not None:
+            self._repeated[receipt.id] = self._repeated.get(receipt.id, 0) + 1
             self._close(before)
         by_id[receipt.id] = receipt
-        self._in_turn.append(receipt)
+        self._in_turn.append(receipt.id)
         if len(self._in_turn) + self._all_more > self._kept:
             self._forget()
 
@@ -232,12 +234,13 @@ class Receipts:
             self._forget()
 
     def _forget(self) -> None:
-        by_id, in_turn = self._by_id, self._in_turn
+        in_turn, repeated = self._in_turn, self._repeated
         while 1 < len(in_turn) > self._kept - self._all_more:
             oldest = in_turn.popleft()
-            if by_id.get(oldest.id) is oldest:
-                del by_id[oldest.id]
-                self._close(oldest)
+            if not repeated or (times := repeated.pop(oldest, 0)) == 0:
+                self._close(self._by_id.pop(oldest))
+            elif times > 1:
+                repeated[oldest] = times - 1
 
     def judged(self, receipt: Receipt, ways: UnwrittenWays | None) -> None:
         """Of its newest decision; None: the mode judges none."""
@@ -265,8 +268,8 @@ class Receipts:
 
     def one_by_one(self, limit: int) -> Iterator[Receipt]:
         """Those that are the newest at first. Each is written as it is taken, so other turns may go on between."""
-        kept = (one for one in reversed(self._in_turn) if self._by_id.get(one.id) is one)
-        for receipt in list(islice(kept, limit)):
+        newest = dict.fromkeys(reversed(self._in_turn))  # each id once, where it came last
+        for receipt in [self._by_id[one] for one in islice(newest, limit)]:
             yield self.written(receipt)
 
     def _close(self, receipt: Receipt) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from pathlib import Path
 
 import msgspec
@@ -70,6 +71,29 @@ def test_a_receipt_of_many_legs_takes_the_places_of_several() -> None:
     for name in "hijklmnopq":
         receipts.open(receipt(name))
     assert [one.id for one in receipts.newest(20)] == [*"qponmlkjih"]
+
+
+def test_a_receipt_whose_id_is_repeated_is_not_held() -> None:
+    """A client chooses its ids, and a receipt of hundreds of legs takes 100 KB."""
+
+    class Watched(Receipt, kw_only=True, gc=True, weakref=True):
+        pass
+
+    receipts, held = Receipts(10), list[weakref.ref[Watched]]()
+    for _ in range(5):
+        one = Watched(**msgspec.structs.asdict(receipt("a")))
+        held.append(weakref.ref(one))
+        receipts.open(one)
+    del one
+    assert [ref() is None for ref in held] == [True, True, True, True, False]
+    for name in "bcdef":
+        receipts.open(receipt(name))
+    assert [one.id for one in receipts.newest(20)] == [*"fedcb", "a"]
+    for name in "ghij":
+        receipts.open(receipt(name))
+    assert [one.id for one in receipts.newest(20)] == [*"jihgfedcb", "a"]
+    receipts.open(receipt("k"))
+    assert receipts.find("a") is None
 
 
 def test_a_repeated_id_gives_the_places_of_the_older_receipt_back() -> None:

@@ -254,12 +254,11 @@ class BlockIndex:
         seen = set(hashes)
         if len(seen) == len(hashes) and self._places.keys().isdisjoint(seen):
             return len(hashes)
-        seen.clear()
-        for count, block in enumerate(hashes):
-            if block in self._places or block in seen:
-                return count
+        seen, count = set(), 0
+        while (block := hashes[count]) not in self._places and block not in seen:
             seen.add(block)
-        raise AssertionError("one of them is one of these")
+            count += 1
+        return count
 
     def _extend(self, place: int, hashes: array[int]) -> int:
         """Adds blocks that have no place yet after `place`: to its run where that ends there, else as a branch."""

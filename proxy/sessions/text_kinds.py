@@ -16,7 +16,7 @@ from enum import IntEnum
 from .prefix_chain import UNIT_OVERHEAD_BYTES, Chain, TextOrKind
 
 Amounts = tuple[int, ...]
-"""Kinds, and after each how much there is of it: bytes of text, but for the first two. None twice, none of nothing."""
+"""Kinds, each with how much there is of it: bytes of text, but for the first two. No kind comes twice, or with 0."""
 
 SAMPLED_UNITS = 16
 """How many of a prompt's newest units are looked at. A turn seldom adds more."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 
@@ -46,6 +48,31 @@ class LeapingTime:
         self.leap(seconds)
         for _ in range(5):
             await asyncio.sleep(0)
+
+
+class Rounds:
+    """How often something is done in each round of the event loop."""
+
+    def __init__(self) -> None:
+        self.done: Counter[int] = Counter()
+        self._round = 0
+
+    def note(self) -> None:
+        self.done[self._round] += 1
+
+    @asynccontextmanager
+    async def counted(self) -> AsyncIterator[None]:
+        async def count() -> None:
+            while True:
+                self._round += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        try:
+            yield
+        finally:
+            counting.cancel()
+            await asyncio.wait((counting,))
 
 
 class JumpingSelector(selectors.DefaultSelector):

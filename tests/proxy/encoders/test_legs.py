@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from msgspec.structs import replace
@@ -17,25 +15,19 @@ from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Phase
 from ppd.proxy.upstream.client import Upstream
 from tests.proxy.encoders.test_encoder_chooser import fleet, turn
-from tests.support.clock import FakeClock
+from tests.support.clock import FakeClock, Rounds
 from tests.support.requests import image, parse, user
 
 
-class Rounds:
-    """An upstream that never answers well, and counts in which rounds of the loop it was asked."""
+class NeverWell:
+    """An upstream of which no leg comes to anything."""
 
     def __init__(self) -> None:
-        self.round = 0
-        self.asked: Counter[int] = Counter()
-
-    async def count(self) -> None:
-        while True:
-            self.round += 1
-            await asyncio.sleep(0)
+        self.rounds = Rounds()
 
     @asynccontextmanager
     async def answer(self, *_: object, **__: object) -> AsyncIterator[Any]:
-        self.asked[self.round] += 1
+        self.rounds.note()
         raise LegError("", worker="", phase=Phase.HEADERS, cause=Cause.SERVER)
         yield
 
@@ -44,7 +36,7 @@ class Rounds:
 
 
 async def test_hundreds_of_items_are_not_asked_for_in_one_step_of_the_loop(clock: FakeClock) -> None:
-    state, upstream, count = fleet(clock, EncoderUse.ALWAYS), Rounds(), 3 * LEGS_AT_ONCE
+    state, upstream, count = fleet(clock, EncoderUse.ALWAYS), NeverWell(), 3 * LEGS_AT_ONCE
     legs = EncoderLegs(
         ProxyConfig(),
         cast("Upstream", upstream),
@@ -56,11 +48,9 @@ async def test_hundreds_of_items_are_not_asked_for_in_one_step_of_the_loop(clock
         clock,
     )
     said = parse(prompt=[user([image(f"http://x/{number}") for number in range(count)])])
-    counting = asyncio.create_task(upstream.count())
-    done = await legs.encode(replace(turn(state), request=with_named_media(said, "tenant", count)))
-    counting.cancel()
-    with suppress(asyncio.CancelledError):
-        await counting
-    assert done.record is not None and len(done.record.legs) == count
-    assert upstream.asked.total() == count
-    assert max(upstream.asked.values()) <= LEGS_AT_ONCE
+    async with upstream.rounds.counted():
+        encoded = await legs.encode(replace(turn(state), request=with_named_media(said, "tenant", count)))
+    assert encoded.record is not None and len(encoded.record.legs) == count
+    asked = upstream.rounds.done
+    assert asked.total() == count
+    assert max(asked.values()) <= LEGS_AT_ONCE

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -22,6 +21,7 @@ from ppd.proxy.fleet.worker import NO_EVENTS, UNHEARD, Announcement, EventSource
 from ppd.proxy.health.prober import BEGUN_AT_ONCE, MISSES, Prober
 from ppd.proxy.runtime.tls import worker_tls
 from ppd.proxy.upstream.client import Upstream
+from tests.support.clock import Rounds
 
 EVENTS = "/kv_event_sources"
 
@@ -238,43 +238,35 @@ async def test_a_silent_worker_of_which_nobody_waits_for_an_answer_is_not_probed
         assert it.upstream.alive == [it.worker.id]
 
 
-class Rounds:
-    """A session that reaches nobody, and counts in which rounds of the loop it is asked."""
+class Nobody:
+    """A session that reaches nobody."""
 
     def __init__(self) -> None:
-        self.round = 0
-        self.asked = Counter[int]()
-
-    async def count(self) -> None:
-        while True:
-            self.round += 1
-            await asyncio.sleep(0)
+        self.rounds = Rounds()
 
     def get(self, *_: object, **__: object) -> Any:
-        self.asked[self.round] += 1
+        self.rounds.note()
         raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody")
 
 
 async def test_a_large_fleet_is_not_probed_in_one_step_of_the_loop() -> None:
     async with bench() as it:
-        rounds, count = Rounds(), 3 * BEGUN_AT_ONCE
+        session, count = Nobody(), 3 * BEGUN_AT_ONCE
         it.prober = Prober(
             ProxyConfig(),
             it.registry,
             cast(Upstream, it.upstream),
             lambda: 5.0,
-            lambda: cast(Any, rounds),
+            lambda: cast(Any, session),
             worker_tls(ProxyConfig()),
         )
         for number in range(1, count):
             it.registry.add_static(replace(it.worker, address=f"127.0.0.2:{number}"), 0.0)
-        counting = asyncio.create_task(rounds.count())
-        await it.prober._look_around()
-        await asyncio.gather(*it.prober._probing.values())
-        counting.cancel()
-        await asyncio.gather(counting, return_exceptions=True)
-        assert rounds.asked.total() == count
-        assert max(rounds.asked.values()) <= BEGUN_AT_ONCE
+        async with session.rounds.counted():
+            await it.round()
+        asked = session.rounds.done
+        assert asked.total() == count
+        assert max(asked.values()) <= BEGUN_AT_ONCE
 
 
 async def test_an_engine_that_hangs_keeps_nobody_else_waiting() -> None:

@@ -251,6 +251,8 @@ class Edge:
         except TimeoutError:
             pass  # the client does not read its answer
         except LegError:  # in the middle of an answer that is passed through
+            if exchange.record is not None:
+                exchange.record.is_broken = True
             if exchange.is_multiplexed:
                 connection.spoil()
         finally:

@@ -33,6 +33,7 @@ class AccessRecord:
     client: str = ""  # the name of its key
     model: str = ""
     worker: str = ""
+    is_broken: bool = False  # its worker broke its answer off; a turn's receipt says that itself
     receipt: Receipt | None = None  # of a turn, which knows better
 
 
@@ -74,6 +75,8 @@ class AccessLog:
 
 def fields_of(record: AccessRecord, ended: str, duration_s: float) -> dict[str, object]:
     """What is not known is left out."""
+    if record.is_broken:
+        ended = "broken"
     outcome = outcome_of(record.status) if ended == "completed" else ended
     line: dict[str, object] = {
         "status": record.status or LEFT,

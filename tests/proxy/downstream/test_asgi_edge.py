@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import Any, cast
 
 import pytest
 
 from ppd.proxy.bodies.body_memory import BodyMemory
-from ppd.proxy.downstream.asgi_edge import GuardedExchange
+from ppd.proxy.config import ProxyConfig
+from ppd.proxy.downstream.asgi_edge import Edge, GuardedExchange
+from ppd.proxy.errors import LegError
+from ppd.proxy.failures import Cause, Phase
+from ppd.proxy.runtime.tasks import Drain
+from ppd.proxy.telemetry.access_log import AccessLog
+from tests.proxy.telemetry.test_access_log import Kept
 
 
 def exchange_of(event: dict[str, Any]) -> GuardedExchange:
@@ -37,3 +44,48 @@ async def test_a_client_that_has_the_whole_body_may_go_before_the_app_says_that_
     await exchange.send({"type": "http.response.body", "body": sent, "more_body": True})
     await exchange.receive()
     assert exchange.is_broken is is_broken
+
+
+class Connection:
+    """What an edge asks of its connection."""
+
+    address, said = "", "open"
+
+    def began(self, request: object) -> None: ...
+
+    def ended(self, request: object, *, left: bool) -> None: ...
+
+    def break_off(self) -> None:
+        self.said = "broken off"
+
+    def spoil(self) -> None:
+        self.said = "spoilt"
+
+
+@pytest.mark.parametrize(("version", "said"), [("1.1", "broken off"), ("2", "spoilt")])
+async def test_of_an_answer_that_its_worker_breaks_off_the_client_has_not_left(version: str, said: str) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"6")]})
+        await send({"type": "http.response.body", "body": b"abc", "more_body": True})
+        raise LegError("", worker="w", phase=Phase.STREAM, cause=Cause.RESET)
+
+    async def ignore(*_: Any) -> Any: ...
+
+    connection, kept = Connection(), Kept()
+    memory, log = BodyMemory(1 << 20, 1.0), AccessLog(as_json=True, lines=kept)
+    edge = Edge(cast(Any, app), ProxyConfig(), Drain(), memory, log)
+    scope = {
+        "type": "http",
+        "http_version": version,
+        "method": "POST",
+        "path": "/v1/embeddings",
+        "raw_path": b"/v1/embeddings",
+        "query_string": b"",
+        "headers": [(b"host", b"h")],
+        "state": {"connection": connection},
+    }
+    await edge(cast(Any, scope), ignore, ignore)
+    assert connection.said == said
+    (line,) = kept.lines
+    told = json.loads(line)
+    assert (told["status"], told["outcome"]) == (200, "broken")

@@ -140,7 +140,7 @@ class _Class:
     def lasts(self, newest: Waiter) -> Iterator[Waiter]:
         """The newest turn of the tenant with the most turns for its weight; of equal tenants, `newest`'s own.
 
-        Then those that are it without the ones before, which are to be removed.
+        Then the next such turn, once that one is removed, and so on.
         """
         own, members = newest.ticket.tenant, self.members
         crowds = [
@@ -244,7 +244,7 @@ class WaitingLine:
         return next(self.lasts(newest))
 
     def lasts(self, newest: Waiter) -> Iterator[Waiter]:
-        """The same of several that are too many. Each is to be removed before the next is asked for."""
+        """The same, of several too many: each is to be removed before the next is asked for."""
         for priority in sorted(self._classes, reverse=True):
             yield from self._classes[priority].lasts(newest)
 

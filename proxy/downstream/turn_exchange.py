@@ -228,7 +228,7 @@ class TurnExchange:
             self.fail()
 
     async def _reply_to(self, caller: Caller, body: Body, compressed: BodyRoom | None) -> TurnReply:
-        """compressed: the room of a body that is."""
+        """compressed: the body's room, where it is compressed."""
         if compressed is not None:
             try:
                 body = await decoded(body, self._site.body_limit_bytes, compressed)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from .worker import Load
 
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+([^\s]+)")
-# Neither begins inside of a word nor goes back: a line of 40 KB had taken 5 s.
+# It neither begins inside of a word nor backtracks: else a line of 40 KB takes 5 s.
 _LABEL = re.compile(r'\b(\w++)="((?:[^"\\]|\\.)*+)"')
 
 METRICS_PATH = "/metrics"

@@ -225,7 +225,7 @@ class BlockIndex:
             number, upto = run.parent, run.offset
 
     def _follow(self, place: int, stored: Stored) -> int | str:
-        """The place after these blocks, which begin at `place`; or why there is none, as one belongs elsewhere."""
+        """The place after these blocks, which begin at `place`; or why there is none."""
         hashes, at = stored.hashes, 0
         while hashes:
             run, position = self._runs.get(place >> PLACE_BITS), place & _POSITION

@@ -184,7 +184,7 @@ class WorkersPresent(Event, tag="present"):
 
 
 class WorkersAdded(Event, tag="added"):
-    """The workers that an operator added, which no config names, and those of which the operator overrules it."""
+    """The workers that an operator added and no config names, and those of the config that were replaced or removed."""
 
     workers: list[WorkerId]
     overruled: list[WorkerId]

@@ -86,7 +86,7 @@ class WorkerConnection(asyncio.Protocol):
             self._transport.abort()
 
     def drop(self) -> None:
-        """As `abort`, where nobody may be told of its end: uvloop tells none if it is cancelled just as it is made."""
+        """As `abort`, and lost at once: uvloop reports no end of a connection that is cancelled just as it is made."""
         self.abort()
         self.connection_lost(None)
 
@@ -123,9 +123,9 @@ class WorkerConnection(asyncio.Protocol):
         del self._parser  # breaks a reference cycle, so that both are freed at once
 
     def _decrypt_rest(self, tls: ssl.SSLObject | None) -> None:
-        """While a connection is not read, uvloop decrypts nothing, but when the worker closes, it ends at once.
+        """Takes what the worker sent before it closed, and was not read: less than 512 KiB, still in the TLS object.
 
-        What the worker had sent before still lies in the TLS object, less than 512 KiB.
+        uvloop decrypts nothing of a connection that is paused, and reports its end as soon as the worker closes it.
         """
         with contextlib.suppress(ssl.SSLError):  # that nothing more lies there is one
             while tls is not None and self._listener is not None:

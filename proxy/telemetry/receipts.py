@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -268,8 +267,12 @@ class Receipts:
 
     def one_by_one(self, limit: int) -> Iterator[Receipt]:
         """Those that are the newest at first. Each is written as it is taken, so other turns may go on between."""
-        newest = dict.fromkeys(reversed(self._in_turn))  # each id once, where it came last
-        for receipt in [self._by_id[one] for one in islice(newest, limit)]:
+        newest: dict[str, Receipt] = {}  # each once
+        for one in reversed(self._in_turn):
+            if len(newest) >= limit:
+                break
+            newest[one] = self._by_id[one]
+        for receipt in newest.values():
             yield self.written(receipt)
 
     def _close(self, receipt: Receipt) -> None:

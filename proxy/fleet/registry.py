@@ -202,7 +202,7 @@ class Registry:
 
     def expire(self, now_s: float, ttl_s: float) -> tuple[WorkerView, ...]:
         """Drop and return the workers that were silent for longer than `ttl_s`."""
-        announced = (view for view in self._views.values() if view.worker.source is not Source.STATIC)
+        announced = (view for view in self.views() if view.worker.source is not Source.STATIC)
         silent = tuple(view for view in announced if now_s - view.heard_s > ttl_s)
         for view in silent:
             self.remove(view.id)

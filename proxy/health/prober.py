@@ -137,7 +137,8 @@ class Prober:
 
     def doubt(self, view: WorkerView) -> None:
         """Ends the worker's legs if probes find it dead: its agent fell silent, or it does not react to a leg."""
-        if view.id not in self._probing and self._upstream.waits_for(view.id):
+        has_turns = view.inflight or self._upstream.waits_for(view.id)  # of others thousands may fall silent at once
+        if has_turns and view.id not in self._probing:
             self._start(view, self._hang_up_if_dead(view))
 
     def _start(self, view: WorkerView, probing: Coroutine[Any, Any, None]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import BaseTestServer, TestServer
@@ -224,7 +225,7 @@ async def test_a_silent_agents_worker_is_hung_up_on_only_if_it_is_dead_too() -> 
         assert it.upstream.hung_up == it.upstream.kept_but_handoffs == [it.worker.id], "it answers turns"
 
 
-async def test_a_silent_worker_of_which_nobody_waits_for_an_answer_is_not_probed() -> None:
+async def test_a_silent_worker_without_any_turn_is_not_probed() -> None:
     """Thousands that were announced may fall silent at once."""
     async with bench() as it:
         view = it.registry.view(it.worker.id)
@@ -232,10 +233,13 @@ async def test_a_silent_worker_of_which_nobody_waits_for_an_answer_is_not_probed
         it.upstream.is_waiting = False
         it.prober.doubt(view)
         assert not it.prober._probing
+        it.prober.doubt(msgspec.structs.replace(view, inflight=1))  # a SPLIT whose P still computes, say
+        await asyncio.gather(*it.prober._probing.values())
+        assert it.upstream.alive == [it.worker.id]
         it.upstream.is_waiting = True
         it.prober.doubt(view)
         await asyncio.gather(*it.prober._probing.values())
-        assert it.upstream.alive == [it.worker.id]
+        assert it.upstream.alive == 2 * [it.worker.id]
 
 
 class Nobody:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,8 @@ def curve(name: str, folder: Path) -> None:
         public.chmod(0o644)
     except OSError as exc:
         for file in (public, secret):  # half of a pair is of no use, and would pass for one that is there
-            file.unlink(missing_ok=True)
+            with suppress(OSError):  # where the folder cannot be made, none is there
+                file.unlink()
         raise ConfigError(f"{folder}: cannot be written: {exc.strerror}") from exc
     finally:
         os.umask(before)
@@ -115,10 +117,9 @@ def append(file: Path, entry: bytes) -> None:
     ConfigError if the new file would not be valid. The `.part` file is also a lock, so that two keys added at once are
     both kept. A new file is its owner's alone; an existing one keeps its owner and mode.
     """
-    try:
-        target = file.resolve(strict=file.exists())  # a symbolic link stays one
-    except (OSError, RuntimeError):  # before Python 3.13 a loop of links is the latter
-        raise ConfigError(f"{file}: cannot be written: a loop of links") from None
+    target = Path(os.path.realpath(file))  # a symbolic link stays one
+    if target.is_symlink():
+        raise ConfigError(f"{file}: cannot be written: a loop of links")
     if target.exists() and not target.is_file():  # a device may have no end
         raise ConfigError(f"{file}: cannot be written: no file")
     part = target.with_name(f"{target.name}.part")

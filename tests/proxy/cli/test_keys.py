@@ -235,3 +235,9 @@ def test_half_a_pair_of_certificates_does_not_stay(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "cannot be written: File too large" in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said = refusal(run("curve", "a1", "--dir", tmp_path / "file" / "keys"))
+    assert said == f"Error: {tmp_path}/file/keys: cannot be written: Not a directory\n"

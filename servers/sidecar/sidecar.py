@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from ppd.proxy import plane
 from ppd.proxy.app.client_routes import turn_app
 from ppd.proxy.assembly import make_body_memory, make_poller, make_upstream, new_state, open_access_log, open_log
 from ppd.proxy.bodies.body_memory import BodyMemory
@@ -20,7 +21,6 @@ from ppd.proxy.downstream.serve import Site, serve_site
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Announcement, Role, Worker
 from ppd.proxy.peers.channels import Member
-from ppd.proxy.plane import Poller
 from ppd.proxy.routing.dispatch import Dispatcher
 from ppd.proxy.routing.service import TurnService
 from ppd.proxy.routing.split.handoff_release import HandoffRelease
@@ -82,7 +82,7 @@ class Sidecar:
     body_memory: BodyMemory
     drain: Drain
     tls: Tls  # towards the engine and P
-    poller: Poller | None
+    poller: plane.Poller | None
     access_log: AccessLog | None
     receipt_log: ReceiptLog | None
     reporter: Reporter | None

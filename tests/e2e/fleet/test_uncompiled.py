@@ -1,8 +1,10 @@
-"""`ppd serve` where the compiled modules are missing, as after an installation without a C compiler."""
+"""The commands where the compiled modules are missing, as after an installation without a C compiler."""
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,3 +45,10 @@ async def test_direct_serves_in_place_of_native_and_says_so_once(tmp_path: Path)
         told = await asyncio.to_thread(CliRunner(env={"COLUMNS": "200"}).invoke, command, ask)
         assert "native is not built there, so direct serves" in told.output
     assert (tmp_path / "log").read_text().count("data_plane = native is not built here, so direct serves") == 1
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_every_command_can_be_loaded() -> None:
+    load = "from ppd.servers.cli.main import COMMANDS, main; [main.get_command(None, name) for name in COMMANDS]"
+    ended = subprocess.run([sys.executable, "-c", load], stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")

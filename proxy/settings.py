@@ -82,6 +82,7 @@ class Settings:
 
     def _name_workers(self, workers: tuple[Worker, ...]) -> None:
         before, after = ({worker.id: worker for worker in named} for named in (self.static_workers, workers))
+        self.added -= {worker for worker, named in after.items() if named != before.get(worker)}
         self.overruled = {worker for worker in self.overruled if before.get(worker) == after.get(worker)}
         self.static_workers = workers
 

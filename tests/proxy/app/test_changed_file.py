@@ -129,6 +129,22 @@ async def test_what_an_operator_did_to_a_worker_holds_until_the_file_says_someth
         await it.end()
 
 
+@pytest.mark.parametrize(("command", "said"), [(Add(f"R={B}"), f"D={B},x=0.5"), (Add(f"D={C}"), f"D={C}")])
+async def test_a_worker_that_the_file_has_named_since_goes_with_its_line(
+    tmp_path: Path, command: Command, said: str
+) -> None:
+    it = ChangedFile(tmp_path / "ppd.toml")
+    try:
+        await it.join()
+        run_command(it.pair.ones[0], msgspec.msgpack.encode(command))
+        it.say(f"P={A}", said)
+        it.say(f"P={A}")
+        assert known(it) == [{A: "P"}] * 2
+        assert [one.settings.added for one in it.pair.ones] == [set(), set()]
+    finally:
+        await it.end()
+
+
 async def test_a_worker_that_the_file_leaves_to_its_agent_is_never_gone(tmp_path: Path) -> None:
     it = ChangedFile(tmp_path / "ppd.toml")
     try:

@@ -122,6 +122,7 @@ class FleetWatch:
 
     def _note_changes(self) -> None:
         leads, state, seen = self._proxy.membership.leads, self._proxy.state, self._snapshot()
+        others: dict[WorkerId, str | None] = {}
         for worker in self._known.keys() | seen.keys():
             before, after = self._known.get(worker), seen.get(worker)
             if before == after:
@@ -131,13 +132,15 @@ class FleetWatch:
                 view, health = state.registry.view(worker), state.health
                 forget = health.forget if leads else health.forget_turns
                 forget(worker, view.since_s if view else math.inf)
-                state.handles.left(worker, view.incarnation if view else None)
+                others[worker] = view.incarnation if view else None
             name, status, _, missing = after or before or ("", "", "", "")
             level = logging.INFO if leads else logging.DEBUG
             what = self._named(worker, status) if after else self._gone(worker)
             log.log(level, "worker %s %s: %s", name, worker, what)
             if after and missing and status == "up" and leads:
                 log.warning("worker %s %s: takes no part in a SPLIT, as it does not tell its %s", name, worker, missing)
+        if others:
+            state.handles.left(others)
         self._known = seen
         self._silent.clear()
         self._note_unasked(leads)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -106,12 +106,18 @@ class Handles:
         if handle.decode != by or has_parted:
             self.drop(history)
 
-    def left(self, decode: WorkerId, incarnation: str | None) -> None:
-        """This D has begun anew, or (None) is gone: what it kept before is gone too."""
-        kept = [history for history, handle in self.kept.items() if handle.decode == decode]
-        for history in kept:
-            if self.kept[history].incarnation != incarnation:
-                self.drop(history)
+    def left(self, now: Mapping[WorkerId, str | None]) -> None:
+        """These D have begun anew, or (None) are gone: what they kept before is gone too.
+
+        now: by D, its incarnation; all at once, as each look at what is kept may take a millisecond.
+        """
+        gone = [
+            history
+            for history, handle in self.kept.items()
+            if handle.decode in now and now[handle.decode] != handle.incarnation
+        ]
+        for history in gone:
+            self.drop(history)
 
     def expire(self) -> None:
         """Drops the oldest ones whose time is over."""

@@ -69,11 +69,13 @@ def test_a_session_leaves_one_from_whose_tokens_it_has_not_gone_on() -> None:
 def test_none_is_kept_of_a_d_that_has_begun_anew_or_left() -> None:
     handles, others = Handles(Time()), replace(HANDLE, decode=D2)
     handles.keep(6, others)
-    for now, is_kept in (("i", True), ("anew", False), (None, False)):
+    for now, is_kept in (({D1: "i"}, True), ({D2: "i"}, True), ({D1: "anew"}, False), ({D1: None}, False)):
         handles.keep(7, HANDLE)
-        handles.left(D1, now)
+        handles.left(now)
         assert (handles.of(7) is not None) is is_kept
     assert handles.of(6) == others
+    handles.left({D1: "i", D2: "anew"})
+    assert len(handles) == 0
 
 
 def test_none_is_kept_for_longer_than_d_keeps_the_kv() -> None:

@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 LOCAL, READBACK = Route.LOCAL, Route.READBACK  # quicker to look up
 
-# A LOCAL turn that found less than this share of what was believed resident is a residency miss. The engine caches
-# whole blocks, so up to two of them may be all that a short prefix had; of a longer one they are less than half.
+# A LOCAL turn is a residency miss where it found less than this share of what was believed resident, and lacks more
+# than two blocks: engines cache whole blocks, so nothing of a shorter prefix may ever be found again.
 MISS_SHARE = 0.5
 MISS_TOKENS = 2 * BLOCK_TOKENS
 

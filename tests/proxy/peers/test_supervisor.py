@@ -273,7 +273,7 @@ def work(member, alive):
 """
     with supervised(tmp_path, work) as one:
         one.ready()
-        assert (tmp_path / "err").read_text().count("as ordered") == 2
+        assert (tmp_path / "err").read_text().count("\nRuntimeError: as ordered\n") == 2
 
 
 def test_without_the_supervisor_all_end(tmp_path: Path) -> None:

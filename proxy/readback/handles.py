@@ -120,7 +120,7 @@ class Handles:
             self.drop(history)
 
     def expire(self) -> None:
-        """Drops the oldest ones whose time is over."""
+        """Drops those whose time is over, up to the first one whose time is not: a later one may wait for it."""
         while self.kept and not self._is_good(next(iter(self.kept.values()))):
             self.drop(next(iter(self.kept)))
 

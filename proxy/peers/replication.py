@@ -107,12 +107,13 @@ class Replication:
         """All that this process knows, in batches; what changes between two of them is sent as a change."""
         state = self._state
         views, settings = state.registry.views(), self._operated.settings
+        # The config first: where it names other workers than the receiver's, what an operator did to those would end.
         yield [
+            ConfigRead(*settings.live()),
             WorkersPresent([view.id for view in views]),
             *map(WorkerSeen, views),
             WorkersAdded(list(settings.added), list(settings.overruled)),
         ]
-        yield [ConfigRead(*settings.live())]
         yield [LimitOwed(name, limit, full_s) for name, limit, full_s in state.rate_limits.debts()]
         yield [CircuitChanged(key, circuit) for key, circuit in state.health.breakers.circuits().items()]
         strangers = state.health.strangers

@@ -169,3 +169,24 @@ async def test_only_the_leader_reads_the_file(tmp_path: Path, index: int) -> Non
         await background.close()
     finally:
         await it.end()
+
+
+@pytest.mark.parametrize(("command", "role"), [(Remove(B), None), (Add(f"R={B}"), "R")])
+async def test_what_an_operator_did_since_a_change_of_the_file_outlives_the_leader(
+    tmp_path: Path, command: Command, role: str | None
+) -> None:
+    """Its successor begins with the config as it was at the proxy's start."""
+    it = ChangedFile(tmp_path / "ppd.toml")
+    try:
+        await it.join()
+        it.say(f"P={A}", f"D={B},x=0.5")
+        run_command(it.pair.ones[0], msgspec.msgpack.encode(command))
+        it.pair.ones[0].membership._channels.close()
+        it.pair.ones[0] = successor = it.pair.begin(0)
+        await successor.membership.join()
+        _reloaded(successor, True)
+        view = successor.state.registry.view(B)
+        assert (view and str(view.role)) == role
+        assert [one.settings.added for one in it.pair.ones] == [{B} if role else set()] * 2
+    finally:
+        await it.end()

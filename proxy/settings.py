@@ -58,7 +58,7 @@ class Settings:
         self._endpoints = endpoints(self.schedule)
         self.static_workers = _all_workers(config, self._endpoints)
         self.laws = WorkerLaws(profiles(config, self.static_workers))
-        self.added: set[WorkerId] = set()  # static workers added by the admin API, not by the file
+        self.added: set[WorkerId] = set()  # static workers added by the admin API, and not named by the file since
         self.overruled: set[WorkerId] = set()  # those of the file of which the admin API has said something else since
         self._source = source
         self._in_file = config  # as last read: only keys that change in the file override the admin API's

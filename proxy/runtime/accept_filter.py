@@ -23,9 +23,9 @@ def take_from(socket: zmq.Socket[Any], ranges: Iterable[str], *, is_ipv6: bool) 
     for text in ranges:
         network = ipaddress.ip_network(text)
         told = str(network)
-        if is_ipv6 and network.version == 4:  # as which such a port sees it; ZeroMQ would take the length for IPv6's
+        if is_ipv6 and network.version == 4:  # as such a port sees IPv4; ZeroMQ would take the length for IPv6's
             told = f"::ffff:{network.network_address}/{MAPPED_BITS + network.prefixlen}"
-        # In an IPv6 network no client of an IPv4 port lies, but without any filter all clients are taken.
+        # No client of an IPv4 port is in an IPv6 network, but a port without any filter takes all clients.
         socket.setsockopt(zmq.IPV6, is_ipv6 or network.version == 6)
         socket.setsockopt(zmq.TCP_ACCEPT_FILTER, told.encode())
     socket.setsockopt(zmq.IPV6, is_ipv6)

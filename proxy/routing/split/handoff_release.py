@@ -169,7 +169,7 @@ class HandoffRelease:
         assert prefill is not None and handoff is not None, "it is to be taken off P"
         endpoint, fields, keeps = attempt.request.endpoint, attempt.request.fields, reads_back(decode.worker)
         # D pulls the KV when it begins; one token is the least that it can be asked for. A D from which P may read back
-        # keeps the KV of each answer that it ends, for minutes: so that one is asked for a stream, left as it begins.
+        # keeps the KV of each answer that it ends, for minutes: so it is asked for a stream, left as it begins.
         if keeps:
             least: Fields = Edited.of(fields, _STREAMED)
         else:

@@ -4,12 +4,14 @@ A stream's requests go to the listener that `opened` returned; `Stream` takes wh
 ends the stream, or the connection with a GOAWAY: `receive` then returns False, and the caller closes.
 
 All that a peer can make this keep is bounded: heads by `HEAD_LIMIT_BYTES`, streams by `STREAMS`, answers by what the
-peer reads. What listeners keep of requests is theirs to bound.
+peer reads. What listeners keep of requests is theirs to bound. So is the work of one frame: only a SETTINGS frame that
+changes the streams' windows looks at each of them, and `RESIZED_EACH` says how often one may.
 """
 
 from __future__ import annotations
 
 import struct
+from collections import OrderedDict
 from collections.abc import Callable
 
 from .frames import (
@@ -34,6 +36,8 @@ from .http2_stream import MOST_WINDOW, Stream, StreamListener
 STREAMS = 16_384  # at a time, on one connection
 WINDOW_BYTES = 4 * 1024 * 1024  # that a peer may send on one stream before it is given more
 CONNECTION_WINDOW_BYTES = 64 * 1024 * 1024
+RESIZED_EACH = 64  # times that the peer may change the windows of all streams, for each stream that it opens
+RESIZED_ANYHOW = 100_000  # of a connection that opens few: a stream counts each time
 _USUAL_WINDOW, _USUAL_FRAME = 65_535, 16_384
 _MOST_FRAME = (1 << 24) - 1
 _MAX_STREAMS, _INITIAL_WINDOW, _MAX_FRAME, _MAX_HEAD = 3, 4, 5, 6  # settings
@@ -49,7 +53,7 @@ class Http2Connection:
     ) -> None:
         self.window = _USUAL_WINDOW  # how much the peer takes on all streams together
         self.frame_bytes = _USUAL_FRAME  # the longest frame that it takes
-        self.waiting: dict[int, Stream] = {}  # streams that have more to send than the peer takes
+        self.waiting = OrderedDict[int, Stream]()  # streams that would send more, if it took more of all together
         self.streams: dict[int, Stream] = {}
         self._opened = opened
         self._write = write
@@ -57,6 +61,7 @@ class Http2Connection:
         self._reader = FrameReader()
         self._newest = 0  # stream that the peer has opened
         self._stream_window = _USUAL_WINDOW  # with which streams begin, as the peer says
+        self._resizes = RESIZED_ANYHOW  # of streams, that it may still ask for
         self._head: tuple[int, int, bytearray] | None = None  # a head that CONTINUATIONs end: stream, flags, block
         self._received_bytes = 0  # that the peer was not given back yet
         self._is_going = False
@@ -230,6 +235,7 @@ class Http2Connection:
 
     def _open_stream(self, number: int, headers: Heads, is_whole: bool) -> None:
         stream = self.streams[number] = Stream(self, number, self._stream_window)
+        self._resizes += RESIZED_EACH
         listener = self._opened(stream, headers)
         if listener is None:
             self.closed(stream)
@@ -250,25 +256,31 @@ class Http2Connection:
             raise Broken(Code.PROTOCOL_ERROR if number else Code.FRAME_SIZE_ERROR)
         if flags & ACK:
             return
+        before = self._stream_window
         for name, value in _SETTING.iter_unpack(payload):
             if name == _INITIAL_WINDOW:
                 if value > MOST_WINDOW:
                     raise Broken(Code.FLOW_CONTROL_ERROR)
-                change, self._stream_window = value - self._stream_window, value
-                self._widen_all(change)
+                self._stream_window = value  # of several in one frame the last one counts
             elif name == _MAX_FRAME:
                 if not _USUAL_FRAME <= value <= _MOST_FRAME:
                     raise Broken(Code.PROTOCOL_ERROR)
                 self.frame_bytes = value
         self.put(frame(FrameType.SETTINGS, ACK, 0))
-        self._go_on()
+        if self._stream_window != before:
+            self._widen_all(self._stream_window - before)
 
     def _widen_all(self, by: int) -> None:
-        for stream in self.streams.values():
+        self._resizes -= len(self.streams)
+        if self._resizes < 0:
+            raise Broken(Code.ENHANCE_YOUR_CALM)
+        for stream in tuple(self.streams.values()):
             try:
                 stream.widen(by)
             except StreamBroken as exc:
                 raise Broken(exc.code) from None
+            if by > 0:
+                stream.go_on()
 
     def _ping(self, flags: int, number: int, payload: bytes) -> None:
         if number or len(payload) != 8:
@@ -296,9 +308,9 @@ class Http2Connection:
         self._go_on()
 
     def _go_on(self) -> None:
-        waiting, self.waiting = self.waiting, {}
-        for stream in waiting.values():
-            stream.go_on()
+        """Each in turn sends something, or waits for its own window from here on."""
+        while self.waiting and self.window > 0:
+            self.waiting.popitem(last=False)[1].go_on()
 
     def _goes_away(self, flags: int, number: int, payload: bytes) -> None:
         self._is_going = True  # it opens no more streams; those that are open end as usual

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Protocol
 
 from .frames import END_HEADERS, Code, FrameType, StreamBroken, frame, frame_head
@@ -27,7 +27,7 @@ class StreamOwner(Protocol):
 
     window: int  # how much the peer takes on all streams together
     frame_bytes: int  # the longest frame that it takes
-    waiting: dict[int, Stream]  # streams that have more to send than the peer takes
+    waiting: OrderedDict[int, Stream]  # streams that would send more, if the peer took more of all together
 
     def put(self, *data: bytes | memoryview) -> None: ...
 
@@ -106,7 +106,8 @@ class Stream:
             connection.window -= len(piece)
             connection.put(frame_head(_DATA, 0, self.id, len(piece)), piece)
         if self._unsent:
-            connection.waiting[self.id] = self
+            if self._window > 0:  # else the peer must widen this stream, and is then answered at once
+                connection.waiting[self.id] = self
         elif self._end is not None:
             self.send_head(self._end, is_last=True)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import struct
+import sys
+from collections.abc import Callable
+from typing import Any
 
 import h2.config
 import h2.connection
@@ -23,7 +26,7 @@ from ppd.proxy.gateway.wire.frames import (
     frame,
 )
 from ppd.proxy.gateway.wire.heads import HEAD_LIMIT_BYTES
-from ppd.proxy.gateway.wire.http2 import WINDOW_BYTES
+from ppd.proxy.gateway.wire.http2 import RESIZED_ANYHOW, RESIZED_EACH, WINDOW_BYTES
 from tests.proxy.gateway.connections import EchoServer, echoed
 
 HEAD = [(":method", "POST"), (":path", "/a.B/C"), (":scheme", "http"), (":authority", "x")]
@@ -197,6 +200,92 @@ def test_unknown_frames_pings_and_settings_are_as_the_rfc_has_them() -> None:
         PREFACE + frame(99, 255, 7, b"?") + frame(FrameType.PING, 0, 0, b"12345678") + setting(99, 1)
     )
     assert server.answers() == [(FrameType.PING, ACK, 0, b"12345678"), (FrameType.SETTINGS, ACK, 0, b"")]
+
+
+def waiting_server(streams: int, *, first: bytes) -> EchoServer:
+    """Each stream has ten bytes to send, as far as the settings in `first` let it."""
+    server = EchoServer()
+    assert server.connection.receive(PREFACE + first)
+    for number in range(1, 2 * streams, 2):
+        head = frame(FrameType.HEADERS, END_HEADERS, number, BLOCK)
+        assert server.connection.receive(head + frame(FrameType.DATA, END_STREAM, number, bytes(10)))
+    server.answers()
+    return server
+
+
+def calls(work: Callable[[], object]) -> int:
+    """How many Python functions it calls."""
+    count = 0
+
+    def counts(_frame: object, event: str, _arg: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(counts)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+RESIZED = struct.pack(">HI", INITIAL_WINDOW, 1) + struct.pack(">HI", INITIAL_WINDOW, 0)
+
+
+@pytest.mark.parametrize(
+    ("sent", "most"),
+    [
+        (frame(FrameType.SETTINGS, 0, 0, 500 * RESIZED + RESIZED[:6]), 5000),  # the frame is looked at as a whole
+        (1000 * frame(FrameType.SETTINGS, 0, 0), 20_000),
+        (1000 * setting(INITIAL_WINDOW, 0), 20_000),
+        (1000 * widened(0, 1), 20_000),  # what each of them waits for is its own window
+    ],
+)
+def test_what_a_frame_costs_does_not_grow_with_the_streams_that_wait(sent: bytes, most: int) -> None:
+    server = waiting_server(300, first=setting(INITIAL_WINDOW, 0))
+    assert calls(lambda: server.connection.receive(sent)) < most
+
+
+def test_a_peer_may_change_the_windows_of_all_streams_only_so_often() -> None:
+    server = waiting_server(300, first=setting(INITIAL_WINDOW, 0))
+    changes = 0
+    while server.connection.receive(setting(INITIAL_WINDOW, 1 - changes % 2)):
+        changes += 1
+        assert 300 * changes <= RESIZED_ANYHOW + 300 * RESIZED_EACH
+    assert changes > RESIZED_EACH
+    assert server.answers()[-1][3][4:] == struct.pack(">I", Code.ENHANCE_YOUR_CALM)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (setting(INITIAL_WINDOW, 0), setting(INITIAL_WINDOW, 10)),
+        (setting(INITIAL_WINDOW, 3), setting(INITIAL_WINDOW, 5) + setting(INITIAL_WINDOW, 10)),
+        (setting(INITIAL_WINDOW, 0), b"".join(widened(number, 10) for number in range(1, 40, 2))),
+    ],
+)
+def test_an_answer_that_waits_for_its_streams_window_goes_on(first: bytes, then: bytes) -> None:
+    server = waiting_server(20, first=first)
+    assert server.connection.receive(then)
+    assert not server.connection.streams and not server.connection.waiting
+
+
+def test_answers_that_wait_for_the_window_of_all_streams_go_on_as_far_as_it_is_widened() -> None:
+    server, size = EchoServer(), 40_000
+    assert server.connection.receive(PREFACE + setting(INITIAL_WINDOW, 1 << 20))
+    for number in (1, 3, 5):
+        assert server.connection.receive(frame(FrameType.HEADERS, END_HEADERS, number, BLOCK))
+        assert server.connection.receive(frame(FrameType.DATA, END_STREAM, number, bytes(size)))
+
+    def came() -> int:
+        return sum(len(payload) for kind, _, _, payload in server.answers() if kind == FrameType.DATA)
+
+    assert came() == 65_535
+    assert server.connection.receive(500 * widened(0, 1))
+    assert came() == 500
+    assert server.connection.receive(widened(0, 1 << 20))
+    assert came() == 3 * size - 66_035
+    assert not server.connection.streams and not server.connection.waiting
 
 
 @pytest.mark.hypothesis

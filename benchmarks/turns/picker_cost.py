@@ -55,6 +55,8 @@ class Transport:
     def write(self, data: bytes) -> None:
         self.written.append(data)
 
+    def get_extra_info(self, name: str) -> None: ...
+
     def get_write_buffer_size(self) -> int:
         return 0
 

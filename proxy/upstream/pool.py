@@ -8,7 +8,7 @@ import errno
 import socket
 import struct
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Protocol
 
 from .. import plane
 from ..errors import Overloaded
@@ -24,6 +24,12 @@ _NO_FILES = (errno.EMFILE, errno.ENFILE)
 
 # A machine that vanished sends no reset. Its kernel fails these probes after 25 s, that of a busy engine answers them.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
+
+class Settable(Protocol):
+    """A socket, or what stands for one in an event loop."""
+
+    def setsockopt(self, level: int, name: int, value: int, /) -> None: ...
 
 
 class Pool:
@@ -162,11 +168,16 @@ def _socket(family: int) -> socket.socket:
     made.setblocking(False)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST_AT_CLOSE)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    keep_alive(made)
+    return made
+
+
+def keep_alive(made: Settable) -> None:
+    """Has the kernel end this connection once the other machine is gone."""
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
         if hasattr(socket, name):  # not on every platform
             made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return made
 
 
 @contextlib.asynccontextmanager

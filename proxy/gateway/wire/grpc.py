@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import Protocol, cast
 from urllib.parse import quote
 
+from ...upstream.pool import keep_alive
 from .heads import Heads
 from .http2 import Http2Connection
 from .http2_stream import Stream
@@ -203,6 +204,8 @@ class GrpcConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        if (made := transport.get_extra_info("socket")) is not None:
+            keep_alive(made)  # else the turns of a gateway whose machine is gone would stay open
         self._connections.add(self)
         self._http2.open()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 from dataclasses import dataclass, field
 
@@ -45,12 +46,16 @@ class Transport:
     def __init__(self) -> None:
         self.out = bytearray()
         self.is_closed = False
+        self.socket: socket.socket | None = None
 
     def write(self, data: bytes) -> None:
         self.out += data
 
     def get_write_buffer_size(self) -> int:
         return 0
+
+    def get_extra_info(self, name: str) -> socket.socket | None:
+        return self.socket if name == "socket" else None
 
     def close(self) -> None:
         self.is_closed = True
@@ -241,3 +246,11 @@ def test_a_message_that_is_none() -> None:
     told = Told()
     HealthCheck(told, lambda: True).message(b"\xff\xff")  # type: ignore[arg-type]
     assert (told.statuses, told.status) == ([], GrpcStatus.INVALID_ARGUMENT)
+
+
+def test_the_kernel_ends_the_connection_of_a_gateway_whose_machine_is_gone() -> None:
+    transport = Transport()
+    with socket.socket() as transport.socket:
+        GrpcConnection({}, set()).connection_made(transport)  # type: ignore[arg-type]
+        assert transport.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert transport.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 60

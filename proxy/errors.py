@@ -5,7 +5,7 @@ PPDError
     ConfigErrors           several of them
   FormatError              a table, a heartbeat or another document that cannot be parsed; names the field
   RequestError             the client's own mistake, 4xx
-    Unauthorized  Forbidden  NotFound  BodyTooLarge  UnsupportedMediaType
+    Unauthorized  Forbidden  NotFound  BodyTooLarge  HeadTooLarge  UnsupportedMediaType
   LoopDetected             508: the request has passed too many proxies
   NoWorkerError            503: no worker can serve this now
     AllBusy                every worker that could has as many turns as it may have
@@ -113,6 +113,10 @@ class NotFound(RequestError):
 
 class BodyTooLarge(RequestError):
     status = 413
+
+
+class HeadTooLarge(RequestError):
+    status = 431
 
 
 class UnsupportedMediaType(RequestError):

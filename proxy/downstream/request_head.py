@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from ..errors import RequestError
+from ..errors import HeadTooLarge, RequestError
 
 OLD = "1.0"
 VERSIONS = (OLD, "1.1")
@@ -74,11 +74,11 @@ def size_of(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> int:
 
 
 def head_too_large(limit_bytes: int) -> RequestError:
-    return _too_large(f"the head is larger than {limit_bytes} bytes")
+    return HeadTooLarge(f"the head is larger than {limit_bytes} bytes")
 
 
 def too_many_lines(limit: int) -> RequestError:
-    return _too_large(f"the head has more than {limit} header lines")
+    return HeadTooLarge(f"the head has more than {limit} header lines")
 
 
 def check_target(target: bytes) -> None:
@@ -107,12 +107,6 @@ def _is_host(value: bytes) -> bool:
     except UnicodeError:
         return False
     return True
-
-
-def _too_large(message: str) -> RequestError:
-    error = RequestError(message)
-    error.status = 431
-    return error
 
 
 def _first_bad(headers: Sequence[tuple[bytes, bytes]]) -> str:

@@ -21,7 +21,7 @@ from ..assembly import Proxy
 from ..bodies.body_memory import ROOM, BodyRoom
 from ..bodies.body_reader import Body
 from ..bodies.received import ReceivedBody
-from ..errors import BodyTooLarge, PPDError
+from ..errors import BodyTooLarge, HeadTooLarge, PPDError
 from ..fleet.worker import WorkerId
 from ..openai.request import Endpoint
 from ..passthrough.passthrough import ONLY
@@ -41,6 +41,7 @@ from .wire.grpc import GrpcCall, GrpcStatus
 log = logging.getLogger(__name__)
 
 _TURNS = frozenset(Endpoint)
+HEAD_MESSAGE_BYTES = 1024 * 1024  # of a request's head, with what Envoy tells beside it
 
 
 class PickerCall:
@@ -82,26 +83,19 @@ class PickerCall:
             self._end(GrpcStatus.INVALID_ARGUMENT, "the message is of no known stage")
         elif stage.is_only_shown:  # its answers would be ignored, and the worker booked for nothing
             self._end(GrpcStatus.UNIMPLEMENTED, "this picker only decides")
+        elif stage.name == "request_headers" and len(data) > HEAD_MESSAGE_BYTES:  # it is kept until the call ends
+            self._end(GrpcStatus.RESOURCE_EXHAUSTED, f"the head's message is longer than {HEAD_MESSAGE_BYTES} bytes")
         else:
             _STAGES[stage.name](self, stage)
 
     def half_closed(self) -> None:
         """Envoy has no more to tell."""
-        if self._turn is not None:
-            self._turn.ended()
-        else:
-            self._log("left")
         self._end()
 
     def lost(self) -> None:
         """Envoy 1.40 resets the call where it has nothing more to tell, so this is no sign that the client has gone."""
         self._is_over = True
-        self._room.free()
-        self._stop()
-        if self._turn is not None:
-            self._turn.ended()
-        else:
-            self._log("left")
+        self._let_go()
 
     # -- the request
 
@@ -115,11 +109,15 @@ class PickerCall:
         self._answer_is_sent_back = response_mode == FULL_DUPLEX_STREAMED
         self._only = subset(head.metadata)
         path = decoded_path(headers)
+        config = self._proxy.settings.config
         if self._proxy.access_log is not None:
             self._access = self._proxy.access_log.opened(headers.get(":method", ""), path)
         if request_mode not in (BUFFERED, FULL_DUPLEX_STREAMED):
             log.warning("Envoy's processing_mode must have request_body_mode BUFFERED or FULL_DUPLEX_STREAMED")
             self._refuse(PPDError("the gateway does not show its picker whole requests"))
+            return
+        if sum(map(len, headers)) + sum(map(len, headers.values())) > config.head_limit_bytes:
+            self._refuse(HeadTooLarge(f"the head is larger than {config.head_limit_bytes} bytes"))
             return
         if headers.get(":method") != "POST" or path not in _TURNS:
             self._answer_other(is_whole=head.is_last)
@@ -130,7 +128,7 @@ class PickerCall:
                 self._access.receipt = caller.receipt
             check_coding(headers.get("content-encoding", ""))
             size = headers.get("content-length", "")
-            if size.isdecimal() and int(size[-20:]) > self._proxy.settings.config.body_limit_bytes:
+            if size.isdecimal() and int(size[-20:]) > config.body_limit_bytes:
                 raise self._too_large()
         except PPDError as exc:
             self._refuse(exc)
@@ -205,8 +203,6 @@ class PickerCall:
             # Its text may hold addresses: the client gets none of it.
             log.error("request %s failed", caller.receipt.id, exc_info=exc)
             self._refuse(PPDError("internal error"), caller)
-            if self._turn is not None:
-                self._turn.ended()
         finally:
             self._room.free()
 
@@ -329,16 +325,21 @@ class PickerCall:
             headers |= self._told_of(known)
         self._answered(reply.status, headers, reply.body)
 
-    def _stop(self) -> None:
-        """No decision is wanted any more, nor an answer of the application's."""
+    def _let_go(self) -> None:
+        """Of all that is held for the request, as Envoy may leave the call open. Nothing more is learnt of its turn."""
+        self._room.free()
         if self._task is not None and self._turn is None and self._task is not asyncio.current_task():
             self._task.cancel()
         if self._other is not None:
             self._other.leave()
+        self._body, self._headers, self._other = ReceivedBody(), {}, None
+        if self._turn is not None:
+            self._turn.ended()
+        else:
+            self._log("left")
 
     def _end(self, status: GrpcStatus = GrpcStatus.OK, why: str = "") -> None:
-        self._room.free()
-        self._stop()
+        self._let_go()
         if not self._is_over:
             self._is_over = True
             self._call.finish(status, why)

@@ -222,6 +222,9 @@ class ShadowCall:
     def _end(self, status: GrpcStatus = GrpcStatus.OK, why: str = "") -> None:
         self._room.free()
         self._held.clear()
+        self._body = ReceivedBody()
+        if self._turn is not None:
+            self._turn.ended()
         if self._task is not None and self._turn is None and self._task is not asyncio.current_task():
             self._task.cancel()
         if not self._is_over:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 from ppd.proxy.assembly import Proxy
 from ppd.proxy.config import Mode
+from ppd.proxy.gateway.picking import HEAD_MESSAGE_BYTES
+from ppd.proxy.gateway.wire.grpc import GrpcStatus
 from tests.proxy.gateway.envoy import D1, Envoy, chat, proxy_of, refused
 from tests.proxy.gateway.test_shadowing import Watching
 
@@ -98,3 +101,50 @@ async def test_a_turn_that_is_left_before_it_is_decided_books_nothing(ends: str)
     assert envoy.is_idle
     assert len(envoy.answers) == 1  # to the head
     assert not envoy.proxy.body_memory.held_bytes
+
+
+@pytest.mark.parametrize("kind", [Envoy, Watching])
+@pytest.mark.parametrize("broken", [b"\xff\xff", b""])  # no message, and one of no stage
+async def test_a_turn_ends_where_the_picker_ends_its_call_though_the_gateway_leaves_it_open(
+    kind: type[Envoy], broken: bytes
+) -> None:
+    envoy = kind(proxy_of())
+    await (envoy.asked() if isinstance(envoy, Watching) else envoy.turn())
+    assert not envoy.is_idle
+    envoy.call.message(broken)
+    assert envoy.status is not None
+    assert envoy.is_idle
+    assert envoy.receipt.outcome == "cancelled"
+
+
+async def test_a_body_that_comes_twice_ends_its_turn() -> None:
+    envoy = Envoy(proxy_of())
+    await envoy.turn()
+    envoy.tell("request_body", body=b"again")
+    assert envoy.status is GrpcStatus.INVALID_ARGUMENT
+    assert envoy.is_idle
+    assert envoy.receipt.outcome == "cancelled"
+
+
+@pytest.mark.parametrize("kind", [Envoy, Watching])
+async def test_of_a_request_that_is_refused_nothing_is_kept_though_its_call_stays_open(kind: type[Envoy]) -> None:
+    proxy, size = proxy_of(body_limit_bytes=1000), 50_000
+    calls = []
+    tracemalloc.start()
+    try:
+        for _ in range(20):
+            calls.append(call := kind(proxy))
+            await (call.asked(body=bytes(size)) if isinstance(call, Watching) else call.turn(bytes(size)))
+            call.answers.clear()
+        assert tracemalloc.get_traced_memory()[0] < 10 * size
+    finally:
+        tracemalloc.stop()
+
+
+async def test_a_head_has_the_proxys_limit_and_what_is_told_beside_it_another() -> None:
+    proxy = proxy_of(head_limit_bytes=1000)
+    long, longer = Envoy(proxy), Envoy(proxy)
+    long.head(headers={"x-long": "a" * 1000})
+    assert refused(long.answers[-1])[0] == 431
+    longer.head(metadata={"envoy.lb.subset_hint": {"x-gateway-destination-endpoint-subset": "a" * HEAD_MESSAGE_BYTES}})
+    assert (longer.answers, longer.status) == ([], GrpcStatus.RESOURCE_EXHAUSTED)

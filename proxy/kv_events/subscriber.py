@@ -109,13 +109,16 @@ class EventSubscriber:
         """Reads the port to which engines connect."""
         assert self.bound is not None, "open was called"
         subscription = Subscription(self._context, self._throttle, self._metrics, self._sender)
-        while True:
-            await self.bound.poll()
-            await subscription.read(self.bound)
-            is_behind = has_more(self.bound)
-            for worker in self._connected:
-                for stream in self._caches.streams(worker):
-                    stream.is_behind = is_behind
+        try:
+            while True:
+                await self.bound.poll()
+                await subscription.read_of_many(self.bound)
+                is_behind = has_more(self.bound)
+                for worker in self._connected:
+                    for stream in self._caches.streams(worker):
+                        stream.is_behind = is_behind or subscription.is_catching_up(stream)
+        finally:
+            await subscription.close()
 
     async def close(self) -> None:
         for worker in list(self._sources):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import zmq
 import zmq.asyncio
@@ -25,6 +27,8 @@ FRAMES = 3  # topic, sequence number, batch
 AGAIN_MS = 1000
 """After this long without a batch a new subscription looks again: the publisher may have learnt of it after it had
 answered the replay, and have published in between."""
+CLOSED_AT_ONCE = 32  # gaps, on a port to which many engines connect
+WAITING_BYTES = 4 * 1024 * 1024  # of a stream's batches, while a gap before them is being closed
 UNHEARD_MS = 10_000  # without a connection: then the log says so, as ZeroMQ itself is silent about it
 
 
@@ -51,6 +55,27 @@ class _Held:
     payload: memoryview
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """The batches that come while a gap before them is being closed."""
+
+    batches: deque[_Held] = field(default_factory=deque)
+    size: int = 0
+    is_full: bool = False  # some were dropped, which is a gap once more
+
+    def add(self, held: _Held) -> None:
+        if self.size + len(held.payload) > WAITING_BYTES:
+            self.is_full = True
+        else:
+            self.size += len(held.payload)
+            self.batches.append(held)
+
+    def next(self) -> _Held:
+        held = self.batches.popleft()
+        self.size -= len(held.payload)
+        return held
+
+
 class Subscription:
     """Reads one socket; whoever opens it closes it."""
 
@@ -68,6 +93,9 @@ class Subscription:
         self._metrics = metrics
         self._sender = sender
         self._messages: MessageParts | None = None  # of the socket, once it is read
+        self._waiting: dict[EventStream, _Waiting] = {}  # streams whose gaps are closed apart
+        self._closing: set[asyncio.Task[None]] = set()
+        self._at_once = asyncio.Semaphore(CLOSED_AT_ONCE)
 
     async def run_connected(self, socket: zmq.asyncio.Socket, endpoint: str, publisher: Publisher) -> None:
         """A socket that connects to one publisher, until cancelled. Says once if there is none."""
@@ -102,12 +130,67 @@ class Subscription:
 
     async def read(self, socket: zmq.asyncio.Socket) -> None:
         """One slice of what waits, and the gap that it may have met."""
+        if (held := await self._read(socket)) is not None:
+            await self._close_gap(held)
+
+    async def read_of_many(self, socket: zmq.asyncio.Socket) -> None:
+        """As `read`, of publishers that do not wait for each other's gaps: a replay may take long, or not come."""
+        held = await self._read(socket)
+        if held is None:
+            return
+        if not held.publisher.replay_endpoint:
+            await self._close_gap(held)  # there is nothing to wait for
+            return
+        held.publisher.stream.is_behind = True
+        self._waiting[held.publisher.stream] = _Waiting()
+        task = asyncio.create_task(self._close_apart(held, socket))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def is_catching_up(self, stream: EventStream) -> bool:
+        return stream in self._waiting
+
+    async def close(self) -> None:
+        """Ends what `read_of_many` has begun."""
+        for task in self._closing:
+            task.cancel()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    async def _close_apart(self, held: _Held, socket: zmq.asyncio.Socket) -> None:
+        publisher, stream = held.publisher, held.publisher.stream
+        waiting = self._waiting[stream]
+        gap: _Held | None = held
+        try:
+            while gap is not None or waiting.batches or waiting.is_full:
+                if gap is not None:
+                    async with self._at_once:
+                        await self._close_gap(gap)
+                elif not waiting.batches:
+                    waiting.is_full = False
+                    async with self._at_once:
+                        await self._catch_up(publisher)
+                async with self._throttle.slice() as until_s:
+                    gap = self._taken(waiting, until_s)
+            stream.is_behind = has_more(socket)
+        except Exception as exc:
+            log.error("a gap in KV events could not be closed", exc_info=exc)
+            stream.lost()
+        finally:
+            del self._waiting[stream]
+
+    def _taken(self, waiting: _Waiting, until_s: float) -> _Held | None:
+        """Takes what has waited. A batch before which others are missing, or that can't be read, is returned."""
+        while waiting.batches and time.perf_counter() < until_s:
+            held = waiting.next()
+            if not self._takes(held):
+                return held
+        return None
+
+    async def _read(self, socket: zmq.asyncio.Socket) -> _Held | None:
         if self._messages is None:
             self._messages = MessageParts(zmq.Socket.shadow(socket), FRAMES)
         async with self._throttle.slice() as until_s:
-            held = self._slice(self._messages, until_s)
-        if held is not None:
-            await self._close_gap(held)
+            return self._slice(self._messages, until_s)
 
     def _slice(self, messages: MessageParts, until_s: float) -> _Held | None:
         while time.perf_counter() < until_s:
@@ -119,7 +202,9 @@ class Subscription:
                 self._dropped(publisher)
                 continue
             held = _Held(publisher, int.from_bytes(frames[1].bytes), frames[2].buffer)
-            if not self._takes(held):
+            if (waiting := self._waiting.get(publisher.stream)) is not None:
+                waiting.add(held)
+            elif not self._takes(held):
                 return held
         return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from ppd.servers.sim.core.fault_orders import BatchFate
 from ppd.servers.sim.engine.kv_events import KvEventPublisher
 from tests.support.announcements import HISTORY, D, Lab, OwnHosts, needs_ipv6, subscribing
 
+OTHER = Worker(role=D.role, address="127.0.0.1:8201")
 ANY = "tcp://127.0.0.1:*"
 ANY_IPV6 = "tcp://[::1]:*"
 
@@ -37,6 +39,19 @@ class BoundPublisher(KvEventPublisher):
         super()._open(ANY_IPV6 if "[" in endpoint else ANY, replay_endpoint)
         self._socket.unbind(self.endpoint)
         self._socket.bind(endpoint)
+
+
+class SlowPublisher(KvEventPublisher):
+    """Answers requests for replay only while it may."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def _answer(self, *args: Any) -> None:
+        await self.may_answer.wait()
+        await super()._answer(*args)
 
 
 @contextlib.contextmanager
@@ -298,6 +313,37 @@ async def test_a_port_that_is_taken_is_an_error() -> None:
         with pytest.raises(ConfigError, match=r"^kv_events_bind = 'tcp://127.0.0.1:.*': must be .* a free port"):
             async with subscribing(bind):
                 pass
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (3_000_000, 3_000_000)])  # the second two are more than may wait
+async def test_a_gap_that_an_engine_is_slow_to_close_holds_up_no_other_engine(sizes: tuple[int, ...]) -> None:
+    bind = free_endpoint()
+    slow = SlowPublisher(bind, f"kv@{OTHER.address}", 1, replay_endpoint=ANY)
+    async with subscribing(bind) as lab:
+        with contextlib.closing(slow), publishing(bind, f"kv@{D.address}", binds=False) as publisher:
+            slow.start()
+            for worker, engine in ((D, publisher), (OTHER, slow)):
+                events = EventSource(replay_endpoint=str(engine.replay_endpoint))
+                lab.registry.add_static(replace(worker, kv_events=events), 0.0)
+            async with asyncio.timeout(60):
+                while not lab.caches.held(OTHER.id, HISTORY) == lab.held() == 1:
+                    publish(publisher, 0)
+                    publish(slow, 0)
+                    await asyncio.sleep(0.01)
+            slow.may_answer.clear()
+            publish(slow, 1, fate=BatchFate.LOST)
+            publish(slow, 2)
+            for size in sizes:
+                slow.publish([BlockStored(9, None, (0,), Namespace("m"), "x" * size)])
+            publish(slow, 3)
+            publish(publisher, 1)
+            await lab.until_held(2)
+            assert lab.caches.held(OTHER.id, HISTORY) is None
+            assert lab.value("ppd_kv_event_gaps_total", result="open") == 0
+            slow.may_answer.set()
+            await lab.until(lambda: lab.caches.held(OTHER.id, HISTORY) == 4)
+            publish(slow, 4)
+            await lab.until(lambda: lab.caches.held(OTHER.id, HISTORY) == 5)
 
 
 def free_endpoint() -> str:

@@ -191,7 +191,7 @@ class GrpcConnection(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        return not self._http2.streams
+        return self._http2.is_idle
 
     def go_away(self) -> None:
         self._http2.go_away()

@@ -68,6 +68,11 @@ class Http2Connection:
         self._out: list[bytes | memoryview] = []
         self._is_receiving = False
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is under way, but for those whose peer has said all and only listens."""
+        return all(stream.is_received and not stream.unsent_bytes for stream in self.streams.values())
+
     def open(self) -> None:
         """Sends this side's settings."""
         settings = {
@@ -120,8 +125,9 @@ class Http2Connection:
     def closed(self, stream: Stream) -> None:
         """This side of it is."""
         self.waiting.pop(stream.id, None)
-        if stream.listener is None:
+        if stream.is_received or stream.listener is None:
             self.streams.pop(stream.id, None)
+            stream.listener = None
 
     def forget(self, stream: Stream) -> None:
         self.streams.pop(stream.id, None)
@@ -158,7 +164,7 @@ class Http2Connection:
             self._give_back()
         if stream is None:
             return  # it was reset, or refused, while this was on its way
-        listener = stream.listener
+        listener = None if stream.is_received else stream.listener
         if listener is not None:
             stream.received_bytes += len(payload)
             if stream.received_bytes > WINDOW_BYTES // 2:
@@ -186,9 +192,9 @@ class Http2Connection:
             stream.received_bytes = 0
 
     def _half_closed(self, stream: Stream) -> None:
-        listener, stream.listener = stream.listener, None
+        listener, stream.is_received = stream.listener, True
         if stream.is_closed:
-            self.streams.pop(stream.id, None)
+            self.closed(stream)
         if listener is not None:
             listener.half_closed()
 
@@ -222,7 +228,7 @@ class Http2Connection:
         if stream is not None:  # trailers
             if not flags & END_STREAM:
                 raise StreamBroken(Code.PROTOCOL_ERROR)
-            if stream.listener is None:
+            if stream.is_received:
                 raise StreamBroken(Code.STREAM_CLOSED)
             self._half_closed(stream)
             return

@@ -39,11 +39,15 @@ class StreamOwner(Protocol):
 class Stream:
     """What is answered on one stream. After its end, and once it was reset, nothing more goes out."""
 
-    __slots__ = ("_connection", "_end", "_unsent", "_window", "id", "is_closed", "listener", "received_bytes")
+    __slots__ = (
+        *("_connection", "_end", "_unsent", "_window", "id", "is_closed", "is_received", "listener"),
+        "received_bytes",
+    )
 
     def __init__(self, connection: StreamOwner, number: int, window: int) -> None:
         self.id = number
-        self.listener: StreamListener | None = None  # None: the peer has ended its side
+        self.listener: StreamListener | None = None  # until both sides are over
+        self.is_received = False  # the peer has ended its side
         self.received_bytes = 0  # that the peer was not given back yet
         self.is_closed = False  # this side
         self._connection = connection
@@ -113,9 +117,9 @@ class Stream:
 
     def lost(self) -> None:
         """With its connection, or by the peer's reset."""
+        listener, self.listener = self.listener, None
         self._close()
-        if self.listener is not None:
-            listener, self.listener = self.listener, None
+        if listener is not None:
             listener.reset()
 
     def _close(self) -> None:

@@ -26,6 +26,7 @@ class Taker:
     messages: list[bytes] = field(default_factory=list)
     is_lost: bool = False
     fails: bool = False
+    stays: bool = False  # and answers on when all was asked
 
     def message(self, data: bytes | memoryview) -> None:
         if self.fails:
@@ -34,7 +35,8 @@ class Taker:
         self.call.send(bytes(data).upper())
 
     def half_closed(self) -> None:
-        self.call.finish()
+        if not self.stays:
+            self.call.finish()
 
     def lost(self) -> None:
         self.is_lost = True
@@ -71,7 +73,7 @@ class Answered:
 class Client:
     def __init__(self) -> None:
         self.takers: list[Taker] = []
-        self.fails = False
+        self.fails = self.stays = False
         self.connection = GrpcConnection({PATH.encode(): self._method}, set())
         self.transport = Transport()
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
@@ -79,7 +81,7 @@ class Client:
         self.h2.initiate_connection()
 
     def _method(self, call: GrpcCall) -> Taker:
-        self.takers.append(Taker(call, fails=self.fails))
+        self.takers.append(Taker(call, fails=self.fails, stays=self.stays))
         return self.takers[-1]
 
     def begun(self, *pieces: bytes, path: str = PATH, method: str = "POST", kind: str = "application/grpc") -> int:
@@ -246,6 +248,20 @@ def test_a_message_that_is_none() -> None:
     told = Told()
     HealthCheck(told, lambda: True).message(b"\xff\xff")  # type: ignore[arg-type]
     assert (told.statuses, told.status) == ([], GrpcStatus.INVALID_ARGUMENT)
+
+
+@pytest.mark.parametrize("ends", ["reset", "connection"])
+def test_a_call_that_only_listens_is_told_that_its_peer_has_left_and_keeps_no_server_from_its_end(ends: str) -> None:
+    client = Client()
+    client.stays = True
+    assert client.asked(prefixed(b"x")).messages == [b"X"]  # a gRPC client ends its side behind its one request
+    assert client.connection.is_idle
+    client.takers[0].call.send(b"more")
+    if ends == "reset":
+        client.connection.data_received(frame(FrameType.RST_STREAM, 0, 1, bytes(4)))
+    else:
+        client.connection.connection_lost(None)
+    assert client.takers[0].is_lost
 
 
 def test_the_kernel_ends_the_connection_of_a_gateway_whose_machine_is_gone() -> None:

@@ -39,9 +39,6 @@ class FakeTransport:
     def is_closing(self) -> bool:
         return self.is_ended
 
-    def get_extra_info(self, name: str) -> object:
-        return None
-
     def get_write_buffer_size(self) -> int:
         return 0
 

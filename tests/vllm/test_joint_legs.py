@@ -157,7 +157,8 @@ async def test_a_d_that_dies_ends_ps_leg_and_is_served_again_when_it_is_back(pai
     seen = pair.new_stream()
     streaming = asyncio.create_task(pair.stream(messages, seen, **body, max_tokens=8000))
     await pair.until(lambda: len(seen.text) > len(begins), 60)
-    waiting = ask(pair, LONG, stream=False)
+    # Long enough that P still computes it when D dies: of what it sends by then, Mooncake keeps the blocks for minutes.
+    waiting = ask(pair, LONG * 3 // 2, stream=False, max_tokens=1000)
     await pair.until(lambda: [view.inflight for view in pair.proxy.state.registry.views()] == [1, 2])  # of P and D
     await pair.engines[Role.DECODE].kill()
     await streaming

@@ -169,7 +169,7 @@ async def test_a_body_that_does_not_come_makes_room_for_one_that_waits(
     async with start_fleet("", **settings) as fleet, odd_worker(fleet, Echo().answer):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(fleet.base_url.rsplit(":", 1)[1]))
         head = f"POST {path} HTTP/1.1\r\nHost: p\r\nContent-Type: application/json\r\n"
-        writer.write(f"{head}Content-Length: {5 * MIB}\r\n\r\n".encode() + b"x" * MIB)
+        writer.write(f"{head}Content-Length: {5 * MIB}\r\n\r\n".encode() + b"x" * 1000)
         await fleet.until(lambda: fleet.proxy.body_memory.held_bytes == 5 * MIB)
         assert (await posted(fleet, chat("x" * 5 * MIB))).status == 200
         assert (await reader.readline()).split()[1] == b"408"

@@ -24,7 +24,8 @@ from .shared_bytes import LARGE_BYTES
 ROOM = "body_room"  # in the `state` of an ASGI scope: that of the request's body
 SHARE = 0.25  # of the memory that the process may use
 SMALL_PART = 8  # this part of the room is left to small bodies
-SLOWEST_BYTES = 16 * 1024  # that a body must bring in half of the time for which another may wait, or be whole
+LOOK_SHARE = 0.4  # of the time that a body may wait: so others are looked at twice before it is refused
+SLOWEST_BYTES = 16 * 1024  # that a body must bring between two looks, or be whole
 STOOD_STILL_S = 1.0  # later than that, what has come may not be read yet
 _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -181,7 +182,7 @@ class BodyMemory:
 
     def _look_again(self) -> None:
         loop = asyncio.get_running_loop()
-        self._look_s = loop.time() + self._wait_s / 2
+        self._look_s = loop.time() + self._wait_s * LOOK_SHARE
         self._looking = loop.call_at(self._look_s, self._look)
 
     def _look(self) -> None:

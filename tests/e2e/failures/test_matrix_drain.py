@@ -26,7 +26,7 @@ from tests.support.proxy import ADMIN_KEY
 
 WORDS = "Some words, so that there are blocks to move. " * 3
 LIMIT_S = 0.2  # of a drain that cuts
-EVENT_S = 0.05  # between two events of a stream that is held
+EVENT_S = 0.15  # between two events of a stream that is held: half of it is the machine's to be late in
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ppd.proxy.bodies.body_memory import SLOWEST_BYTES, BodyMemory, BodyRoom, default_limit, usable_bytes
+from ppd.proxy.bodies.body_memory import LOOK_SHARE, SLOWEST_BYTES, BodyMemory, BodyRoom, default_limit, usable_bytes
 from ppd.proxy.errors import BodyTooLarge, Overloaded, PPDError
 from tests.support.clock import LeapingTime, scenario
 
@@ -160,11 +160,23 @@ async def test_room_that_is_asked_for_and_not_used_goes_to_those_who_wait() -> N
     assert not silent.said, "nobody else needs the room"
     assert not waiting.want(9)
     for _ in range(2):
-        await asyncio.sleep(WAIT_S / 4)
+        await asyncio.sleep(WAIT_S * LOOK_SHARE / 2)
         trickling.arrived += 100
         coming.arrived += SLOWEST_BYTES
     await asyncio.sleep(0.1)
     assert [body.said for body in (silent, trickling, coming, waiting)] == [["too slow"], ["too slow"], [], ["room"]]
+
+
+@scenario
+async def test_a_body_that_stops_after_a_good_beginning_makes_room_in_time() -> None:
+    _, (stopping, waiting) = bodies(2)
+    assert stopping.want(14)
+    stopping.watch()
+    assert not waiting.want(9)
+    await asyncio.sleep(0.1)
+    stopping.arrived += MIB
+    await asyncio.sleep(WAIT_S)
+    assert (stopping.said, waiting.said) == (["too slow"], ["room"])
 
 
 @scenario
@@ -190,7 +202,7 @@ async def test_what_has_come_while_the_loop_stood_still_may_not_be_read_yet() ->
     assert coming.want(14)
     coming.watch()
     assert not waiting.want(9)
-    LeapingTime.of(asyncio.get_running_loop()).leap(WAIT_S / 2 + 3.0)
+    LeapingTime.of(asyncio.get_running_loop()).leap(WAIT_S * LOOK_SHARE + 3.0)
     for _ in range(3):
         await asyncio.sleep(0)
     assert coming.said == []

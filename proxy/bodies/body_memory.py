@@ -172,8 +172,6 @@ class BodyMemory:
             waits = self._stop_waiting(room)
             self._give(room, room.wanted_bytes)
             room.wanted_bytes = 0
-            if room.sender is not None:  # it was not read meanwhile
-                room.sender.seen_bytes -= SLOWEST_BYTES
             waits.on_room()
 
     def _senders(self) -> list[_Sender]:

@@ -147,10 +147,12 @@ class TurnExchange:
             return
         expects = headers.get("expect", "").lower() == "100-continue"
         reading.expects_continue = expects and not head.is_old and not received.size
+        is_long = size > SHORT_BYTES and not reading.is_whole
+        if is_long:
+            reading.memory.watch(received.arrived, self.refuse)
         if self._has_room(reading, max(size, received.size)):
-            if size > SHORT_BYTES and not reading.is_whole:
+            if is_long:
                 received.expect(size)
-                reading.memory.watch(received.arrived, self.refuse)
             self._go_on(reading)
 
     @property

@@ -179,6 +179,31 @@ async def test_a_body_that_does_not_come_makes_room_for_one_that_waits(
 
 @PLANES
 @pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+async def test_a_body_that_has_come_is_not_taken_for_a_slow_one(start_fleet: Any, plane: DataPlane, path: str) -> None:
+    """Its answer is waited for, and so is its room."""
+    settings = {"data_plane": plane, "body_memory_bytes": 8 * MIB, "head_timeout_s": 0.5}
+    asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def late(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        asked.set()
+        await may_answer.wait()
+        return web.json_response(answer("ok"))
+
+    async with start_fleet("", **settings) as fleet, odd_worker(fleet, late):
+        data, headers = json.dumps(chat("x" * 5 * MIB)).encode(), {"Content-Type": "application/json"}
+        first = asyncio.create_task(fleet.session.post(fleet.base_url + path, data=io.BytesIO(data), headers=headers))
+        async with asyncio.timeout(30.0):
+            await asked.wait()
+            assert (await posted(fleet, chat("x" * 5 * MIB))).status == 503
+        may_answer.set()
+        async with await first as response:
+            assert response.status == 200
+        assert await fleet.metric("ppd_bodies_refused_total") == 1  # the other one
+
+
+@PLANES
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
 async def test_a_compressed_body_counts_as_what_it_decodes_to(start_fleet: Any, plane: DataPlane, path: str) -> None:
     async with start_fleet("", data_plane=plane, body_memory_bytes=8 * MIB) as fleet, odd_worker(fleet, Echo().answer):
         headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}

@@ -130,6 +130,24 @@ async def test_who_hardly_sends_a_body_makes_room_for_others() -> None:
 
 
 @on_both_planes
+async def test_who_waited_for_room_and_then_hardly_sends_makes_room_too() -> None:
+    sent = body(300_000)
+    async with site(room_wait_s=0.5) as at:
+        assert at.edge is not None
+        at.edge.body_memory.limit_bytes = 400_000
+        other = at.edge.body_memory.room()
+        assert other.want(200_000, lambda: None, lambda _: None)
+        async with connected(at) as (slow, slow_writer), connected(at) as (reader, writer):
+            slow_writer.write(turn(sent)[:20_000])
+            await asyncio.sleep(0.02)
+            other.free()
+            writer.write(turn(sent))
+            assert statuses(await slow.read()) == [408]
+            await reader.readuntil(sent + b"]")
+        assert at.asked == [sent]
+
+
+@on_both_planes
 async def test_who_gets_no_room_for_a_whole_body_may_ask_again() -> None:
     async with site(room_wait_s=0.02) as at:
         assert at.edge is not None

@@ -46,11 +46,11 @@ from .peers.replication import Operated, Replication
 from .policy.returns import Returns
 from .readback.handles import Handles
 from .routing.choosing import Chooser
-from .routing.dispatch import Dispatcher
 from .routing.learning import Learner
+from .routing.legs.dispatch import Dispatcher
+from .routing.legs.handoff_release import HandoffRelease
 from .routing.router import Router
 from .routing.service import TurnService
-from .routing.split.handoff_release import HandoffRelease
 from .routing.state import State
 from .runtime.loop_watch import LoopWatch
 from .runtime.tasks import Drain

@@ -20,9 +20,9 @@ from ppd.proxy.fleet.worker import Load
 from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
 from ppd.proxy.peers.channels import Member
 from ppd.proxy.routing.attempt import TurnContext
-from ppd.proxy.routing.dispatch import Dispatcher
+from ppd.proxy.routing.legs.dispatch import Dispatcher
+from ppd.proxy.routing.legs.handoff_release import HandoffRelease
 from ppd.proxy.routing.router import Router
-from ppd.proxy.routing.split.handoff_release import HandoffRelease
 from ppd.proxy.settings import Settings
 from ppd.proxy.telemetry.receipts import Receipt
 

@@ -31,7 +31,7 @@ from ..fleet.worker import Role, WorkerId
 from ..health.doubts import NO_DOUBTS, Doubts, may_name_urls
 from ..health.poisoned_prompts import is_loss, life_of
 from ..openai.form import is_form
-from ..routing.attempt import FailedAttempts, workers_lost
+from ..routing.failed_attempts import FailedAttempts, workers_lost
 from ..routing.state import State
 from ..sessions.prefix_chain import PrefixEnd
 from ..sessions.text_kinds import Kind

@@ -34,7 +34,8 @@ from ..sessions.table import SessionMatch
 from ..telemetry.receipts import Receipt
 from ..tokenizer.count_checks import CountedPrompt, form_of
 from ..tokenizer.prompt_tokenizer import PromptTokenizer
-from .attempt import Attempt, FailedAttempts, Job, TurnContext
+from .attempt import Attempt, Job, TurnContext
+from .failed_attempts import FailedAttempts
 from .foresight import foresee
 from .learning import Learner
 from .reading_back import with_readable

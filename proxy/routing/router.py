@@ -20,10 +20,11 @@ from ..health.worker_health import blamed_view
 from ..leg_moves import LegsState
 from ..openai.request import Request
 from ..telemetry.receipts import Receipt
-from .attempt import Attempt, FailedAttempts, Job, OpenAnswer, TurnContext, workers_lost
+from .attempt import Attempt, Job, OpenAnswer, TurnContext
 from .choosing import Chooser
-from .dispatch import Dispatcher
+from .failed_attempts import FailedAttempts, workers_lost
 from .learning import Learner
+from .legs.dispatch import Dispatcher
 from .receipt_notes import decision_headers
 from .state import State
 from .stream import StreamedBody, Streaming, whole

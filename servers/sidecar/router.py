@@ -20,7 +20,7 @@ from ppd.proxy.gateway.headers import TURN
 from ppd.proxy.openai.request import Request
 from ppd.proxy.policy import Decision
 from ppd.proxy.routing.attempt import Attempt, OpenAnswer, TurnContext
-from ppd.proxy.routing.dispatch import Dispatcher
+from ppd.proxy.routing.legs.dispatch import Dispatcher
 from ppd.proxy.routing.receipt_notes import error_name
 from ppd.proxy.routing.router import TurnReply
 from ppd.proxy.routing.state import State

@@ -21,9 +21,9 @@ from ppd.proxy.downstream.serve import Site, serve_site
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Announcement, Role, Worker
 from ppd.proxy.peers.channels import Member
-from ppd.proxy.routing.dispatch import Dispatcher
+from ppd.proxy.routing.legs.dispatch import Dispatcher
+from ppd.proxy.routing.legs.handoff_release import HandoffRelease
 from ppd.proxy.routing.service import TurnService
-from ppd.proxy.routing.split.handoff_release import HandoffRelease
 from ppd.proxy.routing.state import State
 from ppd.proxy.runtime.tasks import Background, Drain
 from ppd.proxy.runtime.tls import Tls, client_tls, worker_tls

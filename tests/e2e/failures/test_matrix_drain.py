@@ -15,7 +15,7 @@ from benchmarks.network.fault_link import FaultLink, Way
 from ppd.proxy.config import Mode
 from ppd.proxy.failures import ClientGets, HandoffEffect, HealthEffect, Leg, OtherLeg, Phase, ResidencyEffect
 from ppd.proxy.policy import Route
-from ppd.proxy.routing.split import handoff_release
+from ppd.proxy.routing.legs import handoff_release
 from ppd.proxy.upstream import call
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
 from tests.e2e.failures.faults import DRAINED, Case, Strike, done, first_bytes, head

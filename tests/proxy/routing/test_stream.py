@@ -20,7 +20,7 @@ from ppd.proxy.openai.stream_relay import StreamRelay
 from ppd.proxy.peers.channels import Member
 from ppd.proxy.routing.attempt import Attempt, OpenAnswer
 from ppd.proxy.routing.stream import Streaming
-from tests.proxy.routing.split.one_pair import TEXT, event
+from tests.proxy.routing.legs.one_pair import TEXT, event
 from tests.support.attempts import decision, running
 
 FIRST, LAST = event(TEXT), b"data: [DONE]\n\n"

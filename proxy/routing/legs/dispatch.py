@@ -6,19 +6,19 @@ has come. When it raises, all its legs are closed, and another attempt may follo
 
 from __future__ import annotations
 
-from ..bodies.body_reader import BodyReader
-from ..config import ProxyConfig
-from ..encoders.legs import EncoderLegs
-from ..errors import LegError
-from ..failures import Leg
-from ..fleet.worker import Worker
-from ..upstream.client import Upstream
-from .attempt import Attempt, OpenAnswer
+from ...bodies.body_reader import BodyReader
+from ...config import ProxyConfig
+from ...encoders.legs import EncoderLegs
+from ...errors import LegError
+from ...failures import Leg
+from ...fleet.worker import Worker
+from ...upstream.client import Upstream
+from ..attempt import Attempt, OpenAnswer
+from ..state import State
+from .by_sidecar import sidecar_leg
+from .handoff_release import HandoffRelease
 from .one_leg import OneLeg
-from .split.by_sidecar import sidecar_leg
-from .split.handoff_release import HandoffRelease
-from .split.orders import Split
-from .state import State
+from .split import Split
 
 
 class Dispatcher:

@@ -16,7 +16,7 @@ from ppd.proxy.config import ProxyConfig
 from ppd.proxy.failures import Cause, Leg, Phase
 from ppd.proxy.leg_moves import LegsState
 from ppd.proxy.settings import Settings
-from tests.proxy.routing.split.one_pair import GOOD_D, GOOD_P, SOON_S, WHOLE, Lab, http
+from tests.proxy.routing.legs.one_pair import GOOD_D, GOOD_P, SOON_S, WHOLE, Lab, http
 
 PARAMS = {
     "do_remote_prefill": True,

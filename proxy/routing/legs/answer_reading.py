@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from ..connectors.leg import Handoff
-from ..openai.answer import AnswerObserver
-from ..openai.reply_key import ReplyKey
-from ..openai.stream_relay import StreamRelay
-from ..telemetry.receipts import LegRecord
-from .attempt import Attempt
+from ...connectors.leg import Handoff
+from ...openai.answer import AnswerObserver
+from ...openai.reply_key import ReplyKey
+from ...openai.stream_relay import StreamRelay
+from ...telemetry.receipts import LegRecord
+from ..attempt import Attempt
 
 
 class AnswerReading:

@@ -10,7 +10,7 @@ import pytest
 from ppd.proxy.assembly import assemble
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.settings import Settings
-from tests.proxy.routing.split.release_lab import Lab
+from tests.proxy.routing.legs.release_lab import Lab
 
 
 @pytest.fixture

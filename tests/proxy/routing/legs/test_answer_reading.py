@@ -6,10 +6,10 @@ import asyncio
 
 from ppd.proxy.connectors.leg import Handoff
 from ppd.proxy.failures import Leg
-from ppd.proxy.routing.answer_reading import AnswerReading
 from ppd.proxy.routing.attempt import Attempt
+from ppd.proxy.routing.legs.answer_reading import AnswerReading
 from ppd.proxy.telemetry.receipts import LegRecord
-from tests.proxy.routing.split.one_pair import TEXT, event
+from tests.proxy.routing.legs.one_pair import TEXT, event
 from tests.support.attempts import decision, running
 from tests.support.requests import parse
 

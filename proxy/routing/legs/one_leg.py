@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import asyncio
 
-from ..admission.auth import SESSION
-from ..bodies.body_reader import BodyReader
-from ..bodies.body_worker import ReadAnswer
-from ..bodies.received import ReceivedBody
-from ..bodies.shared_bytes import SharedBytes
-from ..config import ProxyConfig
-from ..connectors import Connector, plain_leg
-from ..connectors.leg import REQUEST_ID, Finished, Handoff, LegRequest, NoHandoff, Pair
-from ..errors import LegError, refusal
-from ..failures import Cause, Leg, Phase
-from ..fleet.booking import LegBooking
-from ..fleet.view import WorkerView
-from ..fleet.worker import Worker
-from ..openai.answer import AnswerObserver
-from ..openai.body_members import Edited, encoded
-from ..openai.edits import edited_body
-from ..openai.request import Fields
-from ..policy import Route
-from ..telemetry.receipts import LegRecord
-from ..upstream.answer_checks import check_begun, check_whole, until_begun
-from ..upstream.call import Answer, Call, Expiry, Timeouts
-from ..upstream.client import Upstream
-from ..upstream.relayed_headers import RelayedHeaders
-from ..upstream.sidecar import LEGS, legs_told
+from ...admission.auth import SESSION
+from ...bodies.body_reader import BodyReader
+from ...bodies.body_worker import ReadAnswer
+from ...bodies.received import ReceivedBody
+from ...bodies.shared_bytes import SharedBytes
+from ...config import ProxyConfig
+from ...connectors import Connector, plain_leg
+from ...connectors.leg import REQUEST_ID, Finished, Handoff, LegRequest, NoHandoff, Pair
+from ...errors import LegError, refusal
+from ...failures import Cause, Leg, Phase
+from ...fleet.booking import LegBooking
+from ...fleet.view import WorkerView
+from ...fleet.worker import Worker
+from ...openai.answer import AnswerObserver
+from ...openai.body_members import Edited, encoded
+from ...openai.edits import edited_body
+from ...openai.request import Fields
+from ...policy import Route
+from ...telemetry.receipts import LegRecord
+from ...upstream.answer_checks import check_begun, check_whole, until_begun
+from ...upstream.call import Answer, Call, Expiry, Timeouts
+from ...upstream.client import Upstream
+from ...upstream.relayed_headers import RelayedHeaders
+from ...upstream.sidecar import LEGS, legs_told
+from ..attempt import Attempt, OpenAnswer
+from ..reading_back import Reader
+from ..state import State
 from .answer_reading import AnswerReading
-from .attempt import Attempt, OpenAnswer
-from .reading_back import Reader
-from .split.by_sidecar import error_by_prefill, note_legs
-from .state import State
+from .by_sidecar import error_by_prefill, note_legs
 
 SESSION_MEMBER = "session_id"
 

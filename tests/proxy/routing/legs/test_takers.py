@@ -13,7 +13,7 @@ from ppd.proxy.connectors.nixl import READS_BACK
 from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Leg, Phase
 from ppd.proxy.upstream.call import Call, Expiry
-from tests.proxy.routing.split.release_lab import Lab, released
+from tests.proxy.routing.legs.release_lab import Lab, released
 
 pytestmark = pytest.mark.slow
 

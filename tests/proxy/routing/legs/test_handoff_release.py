@@ -17,9 +17,9 @@ from ppd.proxy.openai.answer import AnswerObserver
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.routing.attempt import Attempt, OpenAnswer
-from ppd.proxy.routing.split.handoff_release import GRACE_S
+from ppd.proxy.routing.legs.handoff_release import GRACE_S
 from ppd.proxy.upstream.call import Call
-from tests.proxy.routing.split.release_lab import Lab, tell
+from tests.proxy.routing.legs.release_lab import Lab, tell
 from tests.support.clock import LeapingTime
 from tests.support.requests import parse
 
@@ -162,7 +162,7 @@ async def test_what_announces_no_handoff_is_not_waited_for(lab: Lab, status: int
 
 
 async def test_an_answer_of_p_that_does_not_end_is_given_up(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ppd.proxy.routing.split.handoff_release.READ_ON_S", 0.01)
+    monkeypatch.setattr("ppd.proxy.routing.legs.handoff_release.READ_ON_S", 0.01)
 
     async def opening(made: Attempt) -> OpenAnswer:
         made.receipt.legs[-1].status = 200

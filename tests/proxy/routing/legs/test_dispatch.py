@@ -15,7 +15,7 @@ from ppd.proxy.fleet.ledger import LegEstimates
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.routing.attempt import Attempt
-from ppd.proxy.routing.dispatch import Dispatcher
+from ppd.proxy.routing.legs.dispatch import Dispatcher
 from ppd.proxy.settings import Settings
 from tests.support.attempts import decision, running
 

@@ -1,4 +1,4 @@
-"""The tries of one turn: what may be tried again, without whom, and when it ends."""
+"""What has failed in a turn so far: what may be tried again, without whom, and when it ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ppd.proxy.health.circuit_breaker import RetryBudget
 from ppd.proxy.health.poisoned_prompts import is_loss
 from ppd.proxy.health.worker_health import Key
 from ppd.proxy.openai.edits import Redaction
-from ppd.proxy.routing.attempt import MOST_SEARCHED, FailedAttempts
+from ppd.proxy.routing.failed_attempts import MOST_SEARCHED, FailedAttempts
 from ppd.proxy.routing.service import in_class
 from ppd.proxy.telemetry.receipts import LegRecord
 from tests.support.attempts import decision, running, view

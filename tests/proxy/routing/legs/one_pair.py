@@ -18,7 +18,7 @@ from ppd.proxy.fleet.ledger import LegEstimates
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.routing.attempt import Attempt, OpenAnswer
-from ppd.proxy.routing.dispatch import Dispatcher
+from ppd.proxy.routing.legs.dispatch import Dispatcher
 from tests.support.attempts import decision, running
 from tests.support.requests import parse
 

@@ -21,10 +21,10 @@ from ...openai.reply_key import ReplyKey
 from ...policy import Route
 from ...upstream.two_legs import TwoLegs
 from ..attempt import Attempt, OpenAnswer
-from ..one_leg import OneLeg
 from ..reading_back import Reader
 from ..state import State
 from .handoff_release import HandoffRelease
+from .one_leg import OneLeg
 
 log = logging.getLogger(__name__)
 

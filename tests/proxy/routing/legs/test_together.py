@@ -13,7 +13,7 @@ from ppd.proxy.assembly import assemble
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.failures import Cause, Leg, Phase
 from ppd.proxy.settings import Settings
-from tests.proxy.routing.split.one_pair import D_USAGE, GOOD_D, GOOD_P, SOON_S, STREAM, TEXT, WHOLE, Lab, event, http
+from tests.proxy.routing.legs.one_pair import D_USAGE, GOOD_D, GOOD_P, SOON_S, STREAM, TEXT, WHOLE, Lab, event, http
 
 
 @pytest.fixture

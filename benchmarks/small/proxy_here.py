@@ -108,8 +108,8 @@ class MemoryAnswer:
     async def body(self) -> bytes:
         return self._body
 
-    async def parts(self) -> AsyncIterator[bytes]:
-        yield self._body
+    def at_once(self) -> bytes:
+        return self._body
 
     def relayed(self, _rules: object) -> dict[str, str]:
         return {}
@@ -132,15 +132,11 @@ class MemoryUpstream:
         self, _call: object, _path: str, *, meanwhile: Callable[[], None] | None = None, **_leg: object
     ) -> MemoryAnswer:
         self._watch.lap("legs")
-        if meanwhile is not None:
-            meanwhile()
+        if meanwhile is None:  # which only the leg that answers the client has
+            return MemoryAnswer(HANDOFF)
+        meanwhile()
         self._asked()
         return MemoryAnswer(ANSWER)
-
-    @asynccontextmanager
-    async def answer(self, _call: object, _path: str, **_leg: object) -> AsyncIterator[MemoryAnswer]:
-        self._watch.lap("legs")
-        yield MemoryAnswer(HANDOFF)
 
 
 @dataclass(frozen=True, slots=True)

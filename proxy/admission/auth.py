@@ -132,7 +132,9 @@ def leg_headers(
 
 def _hops(headers: Mapping[str, str]) -> int:
     """How many proxies sent this request on. A client that says so itself harms no other."""
-    text = headers.get(HOPS, "0")
+    text = headers.get(HOPS)
+    if text is None:
+        return 0
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise RequestError("X-PPD-Hops: must be a whole number", param="X-PPD-Hops")
     if int(text) > HOP_LIMIT:

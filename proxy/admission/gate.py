@@ -103,7 +103,7 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        return len(self._line)
+        return len(self._line) if self._futures else 0  # nearly always none
 
     @property
     def is_closed_down(self) -> bool:
@@ -169,7 +169,7 @@ class Admission:
         if not self._futures:  # none waits
             return
         self._overload.departed(now_s)
-        if self._line and self.waiting_elsewhere:  # else our own turns would take every permit that comes free here
+        if self.waiting_elsewhere and self._line:  # else our own turns would take every permit that comes free here
             self._yielding = self._yielding or asyncio.get_running_loop().call_later(YIELD_S, self._end_yield)
         else:
             self.admit_waiting()

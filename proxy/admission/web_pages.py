@@ -27,7 +27,7 @@ KEPT_S = 600  # for which a browser may reuse a preflight's answer
 def check_is_json(headers: Mapping[str, str]) -> None:
     """UnsupportedMediaType (415) unless the body is said to be JSON. headers: names in lower case."""
     given = headers.get("content-type", "")
-    if _JSON.fullmatch(given.partition(";")[0].strip()) is None:
+    if given != "application/json" and _JSON.fullmatch(given.partition(";")[0].strip()) is None:
         raise UnsupportedMediaType("Content-Type: must be application/json", param="Content-Type")
 
 

@@ -122,11 +122,12 @@ class BodyMemory:
     def take(
         self, room: BodyRoom, size: int, on_room: Callable[[], None], on_refused: Callable[[PPDError], None]
     ) -> bool:
-        if size > self._bound(size):
-            raise BodyTooLarge(f"the body is larger than all large bodies together may be ({self._bound(size)} bytes)")
+        bound = self._bound(size)
+        if size > bound:
+            raise BodyTooLarge(f"the body is larger than all large bodies together may be ({bound} bytes)")
         self._open.setdefault(room)
         more = size - room.held_bytes
-        if room.waits is None and self._fits(room, more) and (size <= LARGE_BYTES or not self._waiting):
+        if room.waits is None and self.held_bytes + more <= bound and (size <= LARGE_BYTES or not self._waiting):
             self._give(room, more)
             return True
         room.wanted_bytes = max(more, room.wanted_bytes)
@@ -147,13 +148,11 @@ class BodyMemory:
         self._open.pop(room, None)
         if room.waits is not None:
             self._stop_waiting(room)
-        self._go_on()
+        if self._waiting:
+            self._go_on()
 
     def _bound(self, size: int) -> int:
         return self.limit_bytes if size <= LARGE_BYTES else self.limit_bytes - self.limit_bytes // SMALL_PART
-
-    def _fits(self, room: BodyRoom, more: int) -> bool:
-        return self.held_bytes + more <= self._bound(room.held_bytes + more)
 
     def _give(self, room: BodyRoom, more: int) -> None:
         room.held_bytes += more
@@ -163,10 +162,11 @@ class BodyMemory:
         """Small ones get room wherever there is some; of the large ones none overtakes an older one."""
         is_behind = False
         for room in tuple(self._waiting):
-            is_large = room.held_bytes + room.wanted_bytes > LARGE_BYTES
+            size = room.held_bytes + room.wanted_bytes
+            is_large = size > LARGE_BYTES
             if room.waits is None or (is_large and is_behind):
                 continue
-            if not self._fits(room, room.wanted_bytes):
+            if self.held_bytes + room.wanted_bytes > self._bound(size):
                 is_behind = is_behind or is_large
                 continue
             waits = self._stop_waiting(room)

@@ -38,6 +38,10 @@ class ConnectionPhase(Enum):
     BUSY = "busy"  # a request is served: it has time-outs of its own
 
 
+# Looking up an enum's members by name is slow.
+_WAITING, _HEAD, _BUSY = ConnectionPhase.WAITING, ConnectionPhase.HEAD, ConnectionPhase.BUSY
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """Seconds. head_s: for a connection's first byte, and for each head. idle_s: between two requests."""
@@ -116,7 +120,7 @@ class ConnectionLimits:
         self.is_tls = is_tls
         self._idle = idle or IdleConnections()
         self._idle.add(self)
-        self.phase = ConnectionPhase.WAITING
+        self.phase = _WAITING
         self.is_stalled = False  # the client does not take its answer, which has a time-out of its own
         self._patience = patience
         self._now = now
@@ -130,14 +134,15 @@ class ConnectionLimits:
 
     def heard(self) -> None:
         """Bytes came. On HTTP/2 they need not belong to a request, so only the idle time counts there."""
-        if self.phase is ConnectionPhase.WAITING and self._multiplexed is None and self._ends_by_s is None:
-            self.phase = ConnectionPhase.HEAD
+        if self.phase is _WAITING and self._multiplexed is None and self._ends_by_s is None:
+            self.phase = _HEAD
             self._idle.discard(self)
             self._deadline_s = self._now() + self._patience.head_s
 
     def began(self, request: AtWork) -> None:
-        self.phase = ConnectionPhase.BUSY
-        self._idle.discard(self)
+        if self.phase is _WAITING:  # else it is idle no more
+            self._idle.discard(self)
+        self.phase = _BUSY
         if request.is_multiplexed:
             self._multiplexed = (*(self._multiplexed or ()), request)
         else:
@@ -160,7 +165,7 @@ class ConnectionLimits:
         if self._left > LEFT_LIMIT and self._left > LEFT_SHARE * self._requests:
             self.abort()
         elif self._at_work is None and not self._multiplexed:
-            self.phase = ConnectionPhase.WAITING
+            self.phase = _WAITING
             if self._ends_by_s is None:
                 self._deadline_s = self._now() + (CLOSE_S if self._is_spoilt else self._patience.idle_s)
                 if not self.transport.is_closing():
@@ -191,18 +196,18 @@ class ConnectionLimits:
         if self.transport.is_closing():
             if self.is_tls and has_undelivered(self.transport):
                 self._deadline_s = max(self._deadline_s, self._now() + CLOSE_S)
-            elif self.phase is not ConnectionPhase.BUSY and self._now() >= self._deadline_s:
+            elif self.phase is not _BUSY and self._now() >= self._deadline_s:
                 self.transport.abort()
             return
-        if self.is_stalled or self.phase is ConnectionPhase.BUSY or self._now() < self._deadline_s:
+        if self.is_stalled or self.phase is _BUSY or self._now() < self._deadline_s:
             return
-        if self.phase is ConnectionPhase.HEAD:
+        if self.phase is _HEAD:
             self.transport.write(response.refusal(_late()))
         self.close(CLOSE_S)
 
     def close(self, limit_s: float) -> None:
         self._idle.discard(self)
-        self.phase = ConnectionPhase.WAITING
+        self.phase = _WAITING
         self._deadline_s = self._now() + limit_s
         self.transport.close()
 
@@ -217,7 +222,7 @@ class ConnectionLimits:
         if self.is_tls and is_read:
             self.close(CLOSE_S)
             return
-        self.phase = ConnectionPhase.WAITING
+        self.phase = _WAITING
         self._deadline_s = self._ends_by_s = self._now() + CLOSE_S
         if self.is_tls:
             self.lingers()

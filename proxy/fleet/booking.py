@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from .ledger import LONGEST_S, MOST_TOKENS, LegEstimates, LegWork, Use, prefill_left_s
+from .ledger import LegEstimates, LegWork, Use, prefill_left_s
 from .registry import Registry
 from .worker import WorkerId
 
@@ -50,26 +50,26 @@ class LegBooking:
 
     def reserve(self, now_s: float) -> None:
         """Both workers at the decision, or a burst of turns would all find the same workers idle."""
-        estimates, self._estimates, is_split = self._estimates, None, self._prefill is not None
-        assert estimates is not None, "it is reserved once"
+        assert self._estimates is not None, "it is reserved once"
+        estimates, self._estimates, is_split = self._estimates.possible(), None, self._prefill is not None
         prefill_s, beside_s = 0.0, 0.0
-        new, output = _tokens(estimates.new_tokens), _tokens(estimates.output_tokens)
-        fetched, computed = _tokens(estimates.fetched_tokens), 0
+        new, output = estimates.new_tokens, estimates.output_tokens
+        fetched, computed = estimates.fetched_tokens, 0
         if not is_split:  # else D pulls it, and computes nothing
             computed = new - fetched if new > fetched else 1
-            prefill_s, beside_s = _seconds(estimates.prefill_s), _seconds(estimates.beside_s)
+            prefill_s, beside_s = estimates.prefill_s, estimates.beside_s
         self._answering = answering = LegWork(
             prefill_tokens=computed,
             prefill_s=prefill_s,
             beside_s=beside_s,
             placed_tokens=new,
-            context_tokens=_tokens(estimates.prompt_tokens) + output // 2 or 1,
+            context_tokens=estimates.prompt_tokens + output // 2 or 1,
             reserved_tokens=new + output,
-            ready_s=_seconds(estimates.ready_s),
+            ready_s=estimates.ready_s,
             patience_s=estimates.patience_s,
             shows_first_token=estimates.shows_first_token,
         )
-        if self._source is not None and (link_s := _seconds(estimates.fetch_link_s)):
+        if self._source is not None and (link_s := estimates.fetch_link_s):
             ends = self._source, self._prefill or self._decode
             self._fetch = _Move.begun(self._registry, ends, 0.0, link_s, now_s)
         if self._prefill is not None:
@@ -78,18 +78,18 @@ class LegBooking:
         self._computes_here = not is_split
 
     def _reserve_prefill(self, prefill: WorkerId, estimates: LegEstimates, fetched: int, now_s: float) -> None:
-        prefill_s = _seconds(estimates.prefill_s)
-        new = _tokens(estimates.new_on_prefill_tokens)
+        prefill_s = estimates.prefill_s
+        new = estimates.new_on_prefill_tokens
         self._prefilling = prefilling = LegWork(
             prefill_tokens=max(1, new - fetched),
             prefill_s=prefill_s,
-            beside_s=_seconds(estimates.beside_s),
+            beside_s=estimates.beside_s,
             placed_tokens=new if estimates.is_lent else 0,
             reserved_tokens=new,
-            ready_s=_seconds(estimates.ready_s),
+            ready_s=estimates.ready_s,
             patience_s=estimates.patience_s,
         )
-        if link_s := _seconds(estimates.link_s):
+        if link_s := estimates.link_s:
             computed_s = prefill_s + self._left_s(prefill, now_s)
             self._handover = _Move.begun(self._registry, (prefill, self._decode), computed_s, link_s, now_s)
         self._prefill_use = self._registry.begin(prefill, prefilling, now_s)
@@ -184,14 +184,6 @@ class _Move:
         registry.use_changed(self._from, self._sends)
         self._receives.end_receiving(transfer_s, now_s)
         registry.use_changed(self._to, self._receives)
-
-
-def _tokens(estimate: int) -> int:
-    return estimate if 0 <= estimate <= MOST_TOKENS else min(max(0, estimate), MOST_TOKENS)
-
-
-def _seconds(estimate: float) -> float:
-    return estimate if 0.0 < estimate <= LONGEST_S else 0.0  # neither holds of NaN
 
 
 LEASE_S = 30.0  # vLLM's default: P frees KV that no D has pulled by then

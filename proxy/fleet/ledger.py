@@ -37,6 +37,30 @@ class LegEstimates(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     patience_s: float = math.inf  # that its first token could be later than on an idle engine
     shows_first_token: bool = True  # False: the answer comes as a whole
 
+    def possible(self) -> LegEstimates:
+        """The same, with what cannot be left out: 0 for it, or the limit."""
+        most, longest_s = MOST_TOKENS, LONGEST_S
+        if (
+            0 <= self.prompt_tokens <= most
+            and 0 <= self.new_tokens <= most
+            and 0 <= self.output_tokens <= most
+            and 0 <= self.new_on_prefill_tokens <= most
+            and 0 <= self.fetched_tokens <= most
+            and 0.0 <= self.prefill_s <= longest_s
+            and 0.0 <= self.beside_s <= longest_s
+            and 0.0 <= self.fetch_link_s <= longest_s
+            and 0.0 <= self.link_s <= longest_s
+            and 0.0 <= self.ready_s <= longest_s
+        ):
+            return self  # as nearly always
+        tokens = {name: min(max(0, getattr(self, name)), most) for name in _TOKENS}
+        seconds = {name: s if 0.0 < (s := getattr(self, name)) <= longest_s else 0.0 for name in _SECONDS}  # not NaN
+        return replace(self, **tokens, **seconds)
+
+
+_TOKENS = ("prompt_tokens", "new_tokens", "output_tokens", "new_on_prefill_tokens", "fetched_tokens")
+_SECONDS = ("prefill_s", "beside_s", "fetch_link_s", "link_s", "ready_s")
+
 
 class LegWork(msgspec.Struct, frozen=True, gc=False):
     """What one leg of a turn has its worker do. All are estimates."""

@@ -100,7 +100,7 @@ class Canary:
         strangers = self._health.strangers.pairs
         if self._interval_s > 0:  # else nothing would prove them
             strangers |= self._health.strangers.unproven
-        if not self._breakers:  # nearly always
+        if not self._breakers.circuits:  # nearly always
             return strangers
         blocked, states = self._breakers.blocked(now_s) | strangers, self._breakers.states(now_s)
         return blocked | ((self._own(now_s) - self.left_to_turns) & states.keys()) if states else blocked

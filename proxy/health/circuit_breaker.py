@@ -66,14 +66,10 @@ class Breakers(Generic[Key]):
         """failures: how many in a row open a breaker; open_s: how long it is open the first time."""
         self._failures = failures
         self._open_s = open_s
-        self._circuits: dict[Key, Circuit] = {}
+        self.circuits: dict[Key, Circuit] = {}  # of what failed lately; of all others they are closed
         self._blocked: frozenset[Key] = frozenset()
         self._stands_until_s = math.inf  # until then `_blocked` is right
         self.replicated: Replicated[Key, Circuit | None] | None = None
-
-    def __len__(self) -> int:
-        """0 where nothing has failed lately: then all are closed."""
-        return len(self._circuits)
 
     def blocked(self, now_s: float) -> frozenset[Key]:
         """Keys to avoid: open, half open with a probe under way, or overloaded."""
@@ -85,37 +81,37 @@ class Breakers(Generic[Key]):
         """The overloaded, and until when each is to be left alone."""
         return {
             key: circuit.overloaded_until_s
-            for key, circuit in self._circuits.items()
+            for key, circuit in self.circuits.items()
             if now_s < circuit.overloaded_until_s
         }
 
     def states(self, now_s: float) -> Mapping[Key, str]:
         """`open` or `half_open`; keys that are closed are left out."""
-        if not self._circuits:  # which is nearly always
+        if not self.circuits:  # which is nearly always
             return {}
         return {
             key: "open" if circuit.is_open(now_s) else "half_open"
-            for key, circuit in self._circuits.items()
+            for key, circuit in self.circuits.items()
             if circuit.openings > 0
         }
 
     def began(self, key: Key, now_s: float) -> None:
         """A leg is asked of the key; while half open, the first leg is the probe."""
-        circuit = self._circuits.get(key)
+        circuit = self.circuits.get(key)
         if circuit is not None and circuit.is_half_open(now_s) and not circuit.is_probed(now_s):
             circuit.probe_s = now_s
             self._changed(key)
 
     def postponed(self, key: Key, began_s: float, now_s: float) -> None:
         """The leg that `began_s` is asked only now: if it is the probe, it has as long as any other from now on."""
-        circuit = self._circuits.get(key)
+        circuit = self.circuits.get(key)
         if circuit is not None and circuit.probe_s == began_s:
             circuit.probe_s = now_s
             self._changed(key)
 
     def succeeded(self, key: Key, now_s: float) -> bool:
         """Whether this closed the breaker. While it is open a success proves nothing: its leg was asked before."""
-        circuit = self._circuits.get(key)
+        circuit = self.circuits.get(key)
         if circuit is None or circuit.is_open(now_s):
             return False
         circuit.failures = 0
@@ -131,7 +127,7 @@ class Breakers(Generic[Key]):
 
         began_s: when the leg was asked; legs from before the last opening do not count. at_once: one failure is enough.
         """
-        circuit = self._circuits.setdefault(key, Circuit())
+        circuit = self.circuits.setdefault(key, Circuit())
         if circuit.is_open(now_s) or began_s < circuit.opened_s:
             return False
         circuit.failed_s = now_s
@@ -153,7 +149,7 @@ class Breakers(Generic[Key]):
 
         began_s: as told to `began`, by which the probe is known from legs that came in beside it.
         """
-        circuit = self._circuits.get(key)
+        circuit = self.circuits.get(key)
         if circuit is not None and circuit.probe_s == began_s:
             circuit.probe_s = None
             self._changed(key)
@@ -163,44 +159,41 @@ class Breakers(Generic[Key]):
 
         Nor does it end a probe, which may be another leg's: whoever asked says so by `abandoned`.
         """
-        circuit = self._circuits.setdefault(key, Circuit())
+        circuit = self.circuits.setdefault(key, Circuit())
         circuit.overloaded_until_s, circuit.overloaded_s = max(circuit.overloaded_until_s, until_s), now_s
         self._changed(key)
 
     def forget(self, key: Hashable, since_s: float = math.inf) -> None:
         """Forgets what a worker, and every pair that it was part of, did before `since_s`."""
-        for known, circuit in list(self._circuits.items()):
+        for known, circuit in list(self.circuits.items()):
             if circuit.failed_s >= since_s or not (known == key or (isinstance(known, tuple) and key in known)):
                 continue
             if circuit.overloaded_s >= since_s:
                 said = circuit.overloaded_until_s, circuit.overloaded_s
-                self._circuits[known] = Circuit(overloaded_until_s=said[0], overloaded_s=said[1])
+                self.circuits[known] = Circuit(overloaded_until_s=said[0], overloaded_s=said[1])
             else:
-                del self._circuits[known]
+                del self.circuits[known]
             self._changed(known)
-
-    def circuits(self) -> Mapping[Key, Circuit]:
-        return self._circuits
 
     def adopt(self, key: Key, circuit: Circuit | None) -> None:
         """Takes the state from another process; None: forgotten."""
         if circuit is None:
-            self._circuits.pop(key, None)
+            self.circuits.pop(key, None)
         else:
-            self._circuits[key] = circuit
+            self.circuits[key] = circuit
         self._stands_until_s = -math.inf
 
     def _changed(self, key: Key) -> None:
         self._stands_until_s = -math.inf
         if self.replicated is not None:
-            self.replicated.changed(key, self._circuits.get(key))
+            self.replicated.changed(key, self.circuits.get(key))
 
     def _look_again(self, now_s: float) -> None:
-        for key in [key for key, circuit in self._circuits.items() if now_s >= circuit.forgotten_s()]:
-            del self._circuits[key]
-        self._blocked = frozenset(key for key, circuit in self._circuits.items() if circuit.is_blocked(now_s))
+        for key in [key for key, circuit in self.circuits.items() if now_s >= circuit.forgotten_s()]:
+            del self.circuits[key]
+        self._blocked = frozenset(key for key, circuit in self.circuits.items() if circuit.is_blocked(now_s))
         self._stands_until_s = min(
-            (circuit.next_change_s(now_s) for circuit in self._circuits.values()), default=math.inf
+            (circuit.next_change_s(now_s) for circuit in self.circuits.values()), default=math.inf
         )
 
 

@@ -51,24 +51,21 @@ class PoisonedPrompts:
         self._on_refused = on_refused
         self._poison_s = poison_s
         self._memory_s = max(MEMORY_S, poison_s)
-        self._suspects: OrderedDict[PrefixEnd, _Suspect] = OrderedDict()  # the longest unchanged first
+        # The longest unchanged first. Empty where all workers live: then nobody needs to hash a prompt.
+        self.suspects: OrderedDict[PrefixEnd, _Suspect] = OrderedDict()
         self._deaths: OrderedDict[Life, _Death] = OrderedDict()  # the newest of each worker
         self.replicated: Replicated[PrefixEnd, Mapping[Life, float]] | None = None  # changed: as `losses`
-
-    def __len__(self) -> int:
-        """0 for a fleet whose workers all live: then nobody needs to hash a prompt."""
-        return len(self._suspects)
 
     def lost(self, prompt: PrefixEnd, life: Life, now_s: float) -> bool:
         """A worker has ended the prompt's connection. True if it is the second one, or a later one."""
         self._note(prompt, life, now_s)
         if self.replicated is not None:
             self.replicated.changed(prompt, self.losses(prompt))
-        return len(self._suspects[prompt].losses) >= WORKERS
+        return len(self.suspects[prompt].losses) >= WORKERS
 
     def answered(self, prompt: PrefixEnd) -> None:
         """A worker has begun to answer it, and lives."""
-        if self._suspects.pop(prompt, None) is not None and self.replicated is not None:
+        if self.suspects.pop(prompt, None) is not None and self.replicated is not None:
             self.replicated.changed(prompt, {})
 
     def check(self, prompt: PrefixEnd, now_s: float) -> None:
@@ -85,7 +82,7 @@ class PoisonedPrompts:
     def refused_for_s(self, prompt: PrefixEnd, now_s: float) -> float:
         """For how much longer the prompt is refused; 0: it is not."""
         self._forget_old(now_s)
-        suspect = self._suspects.get(prompt)
+        suspect = self.suspects.get(prompt)
         if suspect is None or suspect.death is None:
             return 0.0
         return max(0.0, suspect.death.at_s + self._poison_s / suspect.death.prompts - now_s)
@@ -94,28 +91,28 @@ class PoisonedPrompts:
 
     def losses(self, prompt: PrefixEnd) -> Mapping[Life, float]:
         """By worker, when it ended a connection of this prompt; empty for one that is no suspect."""
-        suspect = self._suspects.get(prompt)
+        suspect = self.suspects.get(prompt)
         return {} if suspect is None else suspect.losses
 
-    def suspects(self) -> Iterator[tuple[PrefixEnd, Mapping[Life, float]]]:
-        for prompt, suspect in self._suspects.items():
+    def all_losses(self) -> Iterator[tuple[PrefixEnd, Mapping[Life, float]]]:
+        for prompt, suspect in self.suspects.items():
             yield prompt, suspect.losses
 
     def adopt(self, prompt: PrefixEnd, losses: Mapping[Life, float]) -> None:
         """Adds what another process knows of a suspect; none: it was answered there."""
         if not losses:
-            self._suspects.pop(prompt, None)
+            self.suspects.pop(prompt, None)
         for life, at_s in sorted(losses.items(), key=lambda loss: loss[1]):
             self._note(prompt, life, at_s)
 
     # -- inside
 
     def _note(self, prompt: PrefixEnd, life: Life, at_s: float) -> None:
-        suspect = self._suspects.setdefault(prompt, _Suspect())
+        suspect = self.suspects.setdefault(prompt, _Suspect())
         if at_s <= suspect.losses.get(life, -math.inf):
             return  # known
         suspect.losses[life] = at_s
-        self._suspects.move_to_end(prompt)
+        self.suspects.move_to_end(prompt)
         death = self._death(life, at_s)
         if len(suspect.losses) >= WORKERS and suspect.death is not death:
             suspect.death = death
@@ -132,12 +129,12 @@ class PoisonedPrompts:
         return known
 
     def _forget_old(self, now_s: float) -> None:
-        while self._suspects:
-            oldest = next(iter(self._suspects.values()))
+        while self.suspects:
+            oldest = next(iter(self.suspects.values()))
             is_due = max(oldest.losses.values()) + self._memory_s <= now_s
-            if not is_due and len(self._suspects) <= SUSPECTS_KEPT:
+            if not is_due and len(self.suspects) <= SUSPECTS_KEPT:
                 return
-            self._suspects.popitem(last=False)
+            self.suspects.popitem(last=False)
 
 
 def is_loss(exc: LegError) -> bool:

@@ -50,7 +50,7 @@ class WorkerHealth:
 
         asked_s: the attempt's, by which what ends it without a result says whose probe that was.
         """
-        if not self.breakers:
+        if not self.breakers.circuits:
             return
         for key in keys_of(decision):
             self.breakers.began(key, asked_s)
@@ -97,7 +97,7 @@ class WorkerHealth:
 
     def close_half_open(self, worker: WorkerId) -> None:
         """The worker has begun an answer: closes its breaker if half open, but does not reset failures in a row."""
-        if self.breakers and worker in self.breakers.states(self._now()):
+        if self.breakers.circuits and worker in self.breakers.states(self._now()):
             self.succeeded(worker)
 
     def completed(self, decision: Decision) -> None:
@@ -109,7 +109,7 @@ class WorkerHealth:
         if isinstance(key, tuple):
             self._moved_s[key] = self._now()
             self.strangers.proven(key)
-        if self.breakers and self.breakers.succeeded(key, self._now()):
+        if self.breakers.circuits and self.breakers.succeeded(key, self._now()):
             log.info("%s gets turns as before", self._name(key))
             if not isinstance(key, tuple):
                 self._registry.recovered(key, self._now())

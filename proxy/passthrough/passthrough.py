@@ -208,7 +208,7 @@ class Passthrough:
         doubts = NO_DOUBTS
         state.retries.deposit()
         for view in self.candidates(asked.model, computes=asked.computes):
-            if state.poisoned:
+            if state.poisoned.suspects:
                 state.poisoned.check(prompt(), state.now())
             if failed.last is not None:
                 if view.id in state.health.breakers.busy(state.now()):
@@ -233,7 +233,7 @@ class Passthrough:
             else:
                 if forwarded.status < _BAD_REQUEST:  # else it may be the other one's word for the same
                     doubts.answered()
-                if state.poisoned:
+                if state.poisoned.suspects:
                     state.poisoned.answered(prompt())
                 return forwarded
         if failed.last is not None:

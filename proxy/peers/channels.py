@@ -57,9 +57,16 @@ class End:
         """Counts the packet that a predecessor may have sent, but not counted, when it died."""
         self.sent[self.side] += 1
 
-    def send(self, packet: bytes) -> None:
-        self.socket.send(packet)
+    def send(self, packet: bytes) -> bool:
+        """False where the socket has no room for it now."""
+        try:
+            self.socket.send(packet)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:  # the other end is closed for good, as the proxy is ending
+            return True
         self.sent[self.side] += 1  # after the send: whoever sees the count finds the packet. Only this side writes it
+        return True
 
     def close(self) -> None:
         self.socket.close()
@@ -239,7 +246,7 @@ class _Channel:
 
     def send(self, packets: Iterable[bytes]) -> None:
         for packet in packets:
-            if self._backlog or not self._try_send(packet):
+            if self._backlog or not self._end.send(packet):
                 self._backlog.append(packet)
                 self.backlog_bytes += len(packet)
         if self._backlog or self._is_lost:
@@ -282,17 +289,8 @@ class _Channel:
         loop.remove_reader(self._end.socket)
         loop.remove_writer(self._end.socket)
 
-    def _try_send(self, packet: bytes) -> bool:
-        try:
-            self._end.send(packet)
-        except (BlockingIOError, InterruptedError):
-            return False
-        except OSError:  # the other end is closed for good, as the proxy is ending
-            return True
-        return True
-
     def _send_backlog(self) -> None:
-        while self._backlog and self._try_send(self._backlog[0]):
+        while self._backlog and self._end.send(self._backlog[0]):
             self.backlog_bytes -= len(self._backlog.popleft())
         if not self._backlog:
             self._is_writing = False

@@ -115,10 +115,10 @@ class Replication:
             WorkersAdded(list(settings.added), list(settings.overruled)),
         ]
         yield [LimitOwed(name, limit, full_s) for name, limit, full_s in state.rate_limits.debts()]
-        yield [CircuitChanged(key, circuit) for key, circuit in state.health.breakers.circuits().items()]
+        yield [CircuitChanged(key, circuit) for key, circuit in state.health.breakers.circuits.items()]
         strangers = state.health.strangers
         yield [EnginesMet(strangers.met()), PairsLeft(list(self._canary.left_to_turns), list(strangers.unproven))]
-        yield [PromptSuspected(prompt, dict(losses)) for prompt, losses in state.poisoned.suspects()]
+        yield [PromptSuspected(prompt, dict(losses)) for prompt, losses in state.poisoned.all_losses()]
         yield from self.turns.snapshot()
 
     # -- applying

@@ -77,6 +77,7 @@ class TurnReplication:
         self._used: set[WorkerId] = set()  # workers whose use has changed
         self._counts_changed = False
         self._arrived = self._conversations = 0
+        self._is_due = False  # a flush is to come
 
         self._elsewhere: dict[int, TurnsCounted] = {}  # by process
 
@@ -100,8 +101,8 @@ class TurnReplication:
         self._used.add(worker)
         if has_other_legs and 2 * self._uses.inflight(worker) >= self._leg_limit():
             self._channels.flush()  # so little room is left that all processes should know of each leg
-        else:
-            self._channels.schedule_flush()
+        elif not self._is_due:
+            self._schedule()
 
     def _session_learned(self, session: Session, label: int | None, keys: Iterable[int], has_prefilled: bool) -> None:
         # At once: the answer's last bytes are about to go to the client, whose next turn may reach any process.
@@ -127,17 +128,23 @@ class TurnReplication:
         self._arrived += 1
         self._conversations += opens
         self._counts_changed = True
-        self._channels.schedule_flush()
+        if not self._is_due:
+            self._schedule()
 
     def _admission_changed(self) -> None:
         self._counts_changed = True
         if self._state.admission.is_tight:
             self._channels.flush()
-        else:
-            self._channels.schedule_flush()
+        elif not self._is_due:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        self._is_due = True
+        self._channels.schedule_flush()
 
     def pending(self) -> list[AnyEvent]:
         """What changes at every turn: sent as it is at a flush, not step by step. To be encoded at once."""
+        self._is_due = False
         events: list[AnyEvent] = []
         while self._used:
             use = self._uses.own.get(worker := self._used.pop())

@@ -208,7 +208,7 @@ class Chooser:
 
     def _check_poison(self, request: Request) -> None:
         """Raises PoisonedPrompt for a prompt that has ended workers."""
-        if poisoned := self._state.poisoned:
+        if (poisoned := self._state.poisoned).suspects:
             poisoned.check(request.prompt.chain.end(), self._now())
 
     def _may_pay(self, failed: FailedAttempts) -> bool:

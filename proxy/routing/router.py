@@ -103,7 +103,7 @@ class Router:
                     health.began(decision)
                 if job.request.media:
                     job.doubts.answered()
-                if poisoned := state.poisoned:
+                if (poisoned := state.poisoned).suspects:
                     poisoned.answered(job.request.prompt.chain.end())
                 return attempt, opened
 

@@ -156,7 +156,7 @@ def _new_receipt(endpoint: Endpoint, headers: Mapping[str, str], client: Client)
     """Keeps the client's request id where it is harmless, so that its logs and ours can be joined."""
     given = headers.get("x-request-id", "")
     return Receipt(
-        id=given if _REQUEST_ID.fullmatch(given) else new_id(),
+        id=given if given and _REQUEST_ID.fullmatch(given) else new_id(),
         at=now_text(),
         endpoint=endpoint,
         client=client.name,

@@ -171,6 +171,11 @@ class Answer:
 
     # -- its head
 
+    async def begun(self) -> None:
+        """Returns once the head has come; LegError if it does not come in time."""
+        while not self.status:
+            await self.news(self._timeouts.first_s)
+
     @property
     def content_type(self) -> str:
         return self._headers.get(b"content-type", b"application/json").decode("latin-1")
@@ -231,10 +236,14 @@ class Answer:
         self._read_any = True
         return self._taken()
 
+    def at_once(self, limit_bytes: int = SHORT_LIMIT_BYTES) -> bytes | None:
+        """All of it, where it has come already, as most do with their heads; None: `parts` awaits it."""
+        return self._taken() if self._is_whole and self._held_bytes <= limit_bytes else None
+
     async def body(self, limit_bytes: int = SHORT_LIMIT_BYTES) -> bytes:
         """All of it; a worker that sends it in drops has no longer than one that is silent."""
-        if self._is_whole and self._held_bytes <= limit_bytes:  # most fit into one read
-            return self._taken()
+        if (whole := self.at_once(limit_bytes)) is not None:
+            return whole
         parts = [part async for part in self.parts(limit_bytes)]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 

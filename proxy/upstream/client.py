@@ -20,7 +20,7 @@ from ..failures import Cause, Phase
 from ..fleet.worker import Worker, WorkerId
 from ..runtime.loop_watch import uptime_s
 from ..runtime.tls import Tls
-from .call import CONNECT, GONE, TOO_OLD, UNASKABLE, Answer, Call, Timeouts
+from .call import CONNECT, GONE, TOO_OLD, UNASKABLE, Answer, Call, Expiry, Timeouts
 from .connection import WorkerConnection
 from .pool import Origin, Pool
 
@@ -147,9 +147,10 @@ class Upstream:
         try:
             if meanwhile is not None:
                 meanwhile()
-            async with self._heard_in_time(call, connection):
-                while not answer.status:
-                    await answer.news(timeouts.first_s)
+            if call.expiry is None:
+                await answer.begun()
+            else:
+                await self._begun_in_time(answer, call, call.expiry, connection)
         except BaseException:
             answer.close()
             raise
@@ -160,14 +161,10 @@ class Upstream:
             self._pool(call.worker).free(connection)
             raise call.error(*TOO_OLD)
 
-    @contextlib.asynccontextmanager
-    async def _heard_in_time(self, call: Call, connection: WorkerConnection) -> AsyncIterator[None]:
-        """Ends a call whose handoff came to its worker too late, or may still come too late."""
-        if call.expiry is None:
-            yield
-            return
+    async def _begun_in_time(self, answer: Answer, call: Call, expiry: Expiry, connection: WorkerConnection) -> None:
+        """As `Answer.begun`; ends a call whose handoff came to its worker too late, or may still come too late."""
         await asyncio.sleep(0)  # uvloop writes at the end of its round, which another task may have held up
-        left_s = call.expiry.heard_by_s - self.uptime()
+        left_s = expiry.heard_by_s - self.uptime()
         if left_s <= 0:
             call.phase = Phase.SENT  # whatever has come of an answer meanwhile
             raise call.error(*TOO_OLD)
@@ -180,11 +177,11 @@ class Upstream:
 
         timer = connection.loop.call_later(left_s, look)
         try:
-            yield
+            await answer.begun()
         finally:
             timer.cancel()
         # This loop may have stood still until both the end of the time and an answer were there.
-        if not call.has_arrived and self.uptime() >= call.expiry.heard_by_s:
+        if not call.has_arrived and self.uptime() >= expiry.heard_by_s:
             call.phase = Phase.SENT
             raise call.error(*TOO_OLD)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from ...admission.auth import SESSION
-from ...bodies.body_reader import BodyReader
+from ...bodies.body_reader import Body, BodyReader
 from ...bodies.body_worker import ReadAnswer
 from ...bodies.received import ReceivedBody
 from ...bodies.shared_bytes import SharedBytes
@@ -13,7 +11,7 @@ from ...config import ProxyConfig
 from ...connectors import Connector, plain_leg
 from ...connectors.leg import REQUEST_ID, Finished, Handoff, LegRequest, NoHandoff, Pair
 from ...errors import LegError, refusal
-from ...failures import Cause, Leg, Phase
+from ...failures import Leg, Phase
 from ...fleet.booking import LegBooking
 from ...fleet.view import WorkerView
 from ...fleet.worker import Worker
@@ -153,21 +151,21 @@ class OneLeg:
             self._admission.admit_waiting()
 
     async def _prefill_body(self, view: WorkerView, leg: LegRequest, attempt: Attempt, record: LegRecord) -> bytes:
-        """P's whole answer, within one time-out for all of it."""
-        call, timeouts = Call(view.worker, once=(attempt.both or attempt.handle) is not None), self._prefill_timeouts
+        """P's whole answer, which has `prefill_timeout_s` from when the request was sent."""
+        answer = await self._upstream.ask(
+            Call(view.worker, once=(attempt.both or attempt.handle) is not None),
+            leg.path,
+            body=leg.parts,
+            headers=self._headers(attempt, leg, view.worker),
+            timeouts=self._prefill_timeouts,
+        )
         try:
-            async with (
-                asyncio.timeout(timeouts.connect_s + timeouts.first_s),
-                self._upstream.answer(
-                    call, leg.path, body=leg.parts, headers=self._headers(attempt, leg, view.worker), timeouts=timeouts
-                ) as answer,
-            ):
-                record.status = answer.status
-                body = await answer.body()
-                if answer.status != 200:
-                    raise self._refusal(answer, body, attempt, view)
-        except TimeoutError as exc:
-            raise call.error("the prompt was not computed in time", Cause.TIMEOUT) from exc
+            record.status = answer.status
+            body = await answer.body()
+        finally:
+            answer.close()
+        if answer.status != 200:
+            raise self._refusal(answer, body, attempt, view)
         observer = AnswerObserver(attempt.request.endpoint)
         observer.observe_body(body)
         check_whole(attempt.request.endpoint, observer, view, attempt.redaction)
@@ -186,10 +184,7 @@ class OneLeg:
     ) -> OpenAnswer:
         request, view, reply, observer = attempt.request, attempt.decision.decode, reading.reply, reading.observer
         if not answer.is_event_stream:
-            received = ReceivedBody()
-            async for part in answer.parts():
-                received.add(part)
-            body, edits = received.take(), attempt.edits(record, attempt.redaction(view))
+            body, edits = await _whole(answer), attempt.edits(record, attempt.redaction(view))
             if isinstance(body, bytes):
                 observer.observe_body(body)
                 first: bytes | SharedBytes = edited_body(body, edits)
@@ -237,3 +232,12 @@ class OneLeg:
         else:
             attempt.receipt.legs = [record]  # with room for no other, as `insert` would leave in every receipt
         return record
+
+
+async def _whole(answer: Answer) -> Body:
+    if (body := answer.at_once()) is not None:
+        return body
+    received = ReceivedBody()
+    async for part in answer.parts():
+        received.add(part)
+    return received.take()

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
+
 import pytest
 
-from benchmarks.turns.calls import LIMITS, count
+from benchmarks.turns import calls, served_calls
+from benchmarks.turns.calls import TurnWork
 
 pytestmark = pytest.mark.slow
 
 
-async def test_turns_call_no_more_functions_than_before() -> None:
+@pytest.mark.parametrize(
+    ("count", "limits"),
+    [(calls.count, calls.LIMITS), (served_calls.count, served_calls.LIMITS)],
+    ids=["turn", "served"],
+)
+async def test_turns_call_no_more_functions_than_before(
+    count: Callable[[], Awaitable[Mapping[str, TurnWork]]], limits: Mapping[str, int]
+) -> None:
     found = await count()
-    calls = {route: work.calls.total() for route, work in found.items()}
+    number = {route: work.calls.total() for route, work in found.items()}
     assert all(work.instructions.total() > 10 * work.calls.total() for work in found.values())
-    assert calls.keys() == LIMITS.keys()
-    assert {route: number for route, number in calls.items() if not 0.8 * LIMITS[route] < number <= LIMITS[route]} == {}
+    assert number.keys() == limits.keys()
+    assert {route: times for route, times in number.items() if not 0.8 * limits[route] < times <= limits[route]} == {}

@@ -110,7 +110,7 @@ async def test_encoders_that_die_are_no_reason_to_refuse_what_a_worker_answers()
         turn = await fleet.chat([{"role": "user", "content": [*asks(picture(1)), *asks(picture(2))]}])
         assert (turn.status, await decisions(fleet, turn)) == (200, ["image: failed", "image: failed"])
         assert [fleet.engines[name].is_dead for name in ("E1", "E2", "R1")] == [True, True, False]
-        assert len(fleet.proxy.state.poisoned) == 0
+        assert len(fleet.proxy.state.poisoned.suspects) == 0
 
 
 SENSITIVE: dict[str, Any] = {"breaker_failures": 1, "mode": Mode.REPLICA, **ALWAYS}

@@ -104,7 +104,7 @@ async def test_a_worker_that_answers_clears_a_prompt() -> None:
                 engine.faults = Faults([Order(FaultKind.RESET, times=0)])
             victim.faults = Faults([Order(FaultKind.RESET, phase=FaultPhase.HEAD, times=1)])
             assert (await field.ask(body("hello"))).is_complete
-        assert len(field.proxy.state.poisoned) == 0
+        assert len(field.proxy.state.poisoned.suspects) == 0
 
 
 async def test_a_prompt_in_a_list_can_be_poisoned_too() -> None:
@@ -302,7 +302,7 @@ async def test_what_one_death_broke_is_one_event() -> None:
         assert all(one.is_complete for one in seen)
         assert await field.metric('ppd_retries_total{result="moved"}') == 300
         assert field.proxy.state.retries.tokens == 0, "the price of one"
-        assert len(field.proxy.state.poisoned) == 0
+        assert len(field.proxy.state.poisoned.suspects) == 0
         await field.until(field.idle)
 
 

@@ -163,7 +163,7 @@ async def test_of_p_and_its_pair_nothing_is_believed_before_ps_leg_has_ended(end
             assert b"[DONE]" in await answer.read()
         rooms.held["P1"].set()
         await rooms.idle()
-        openings = [circuit.openings for key, circuit in health.breakers.circuits().items() if key == p]
+        openings = [circuit.openings for key, circuit in health.breakers.circuits.items() if key == p]
         assert openings == {"well": [0], "badly": [2], "not at all": [1]}[ends]
         assert (health.moved_s((p, d)) > 0) is (ends == "well")
         if ends == "not at all":

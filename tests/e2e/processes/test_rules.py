@@ -54,7 +54,7 @@ def states(at: ProxyClient, in_s: float = 0.0) -> dict[Any, str]:
 def has_heard_of(at: ProxyClient, failures: int) -> bool:
     """Whether it knows of so many in a row: two that fail at once may count as one."""
     at.proxy.membership.catch_up()
-    return sum(circuit.failures for circuit in at.proxy.state.health.breakers.circuits().values()) == failures
+    return sum(circuit.failures for circuit in at.proxy.state.health.breakers.circuits.values()) == failures
 
 
 # -- legs

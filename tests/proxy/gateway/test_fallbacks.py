@@ -93,7 +93,7 @@ async def test_who_serves_was_asked_after_the_first_worker() -> None:
     envoy.tell("response_headers", headers=headers, metadata={LB_NAMESPACE: {SERVED: second}})
     envoy.tell("response_body", body=b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n', end_of_stream=True)
     assert envoy.receipt.outcome == "broken"
-    assert state.health.breakers.circuits()[second].failures == 1
+    assert state.health.breakers.circuits[second].failures == 1
 
 
 async def test_the_times_that_who_serves_reports_are_behind_those_of_the_first_worker() -> None:

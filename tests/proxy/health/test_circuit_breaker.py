@@ -219,9 +219,9 @@ def test_keys_that_fail_no_more_take_no_memory() -> None:
         breakers.failed(number, 0.0, began_s=0.0, at_once=number % 2 == 0)
         breakers.overloaded(number, 1.0, 0.0)
     breakers.blocked(MEMORY_S - 1.0)
-    assert len(breakers._circuits) == 100
+    assert len(breakers.circuits) == 100
     breakers.blocked(MEMORY_S)
-    assert len(breakers._circuits) == 0
+    assert len(breakers.circuits) == 0
 
 
 def test_when_all_is_well_the_same_empty_set_is_handed_out() -> None:
@@ -328,7 +328,7 @@ class BreakerMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_is_blocked_for_ever(self) -> None:
         horizon_s = self.now_s + OPEN_LIMIT_S + PROBE_LIMIT_S
-        for circuit in self.breakers._circuits.values():
+        for circuit in self.breakers.circuits.values():
             assert not circuit.is_blocked(horizon_s)
 
 

@@ -256,7 +256,7 @@ def test_what_was_asked_of_an_engine_before_this_one_tells_nothing_of_it(bench: 
         exc = LegError("", worker="", phase=Phase.HEADERS, cause=cause)
         bench.health.failed(leg, exc, made, asked_s)
         bench.health.leg_failed(leg, exc, own.id, asked_s)
-    assert (bench.blocked(), len(bench.breakers)) == (set(), 0)
+    assert (bench.blocked(), len(bench.breakers.circuits)) == (set(), 0)
 
 
 def test_a_d_that_breaks_every_stream_is_passed_over_in_the_end(bench: Bench) -> None:

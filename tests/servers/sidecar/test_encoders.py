@@ -198,7 +198,7 @@ async def test_a_failing_encoder_is_no_error(fault: str) -> None:
         assert PARAMS not in site.received("P1")[-1]
         assert site.engines["P1"].counters.encoded_items == 1
         # Whom to avoid is the picker's business, and each head may name others: nothing is kept of them.
-        assert not site.sidecar.state.health.breakers.circuits()
+        assert not site.sidecar.state.health.breakers.circuits
         await site.until(site.is_idle)
 
 

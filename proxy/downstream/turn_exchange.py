@@ -215,9 +215,12 @@ class TurnExchange:
     async def _answer(self, reading: _Reading) -> None:
         caller = reading.caller
         assert caller is not None, "it was let in"
-        body, is_compressed = reading.received.take(), reading.is_compressed
+        body = reading.received.take()
         try:
-            reply = await self._reply_to(caller, body, reading.memory if is_compressed else None)
+            if reading.is_compressed:
+                reply = await self._reply_to_compressed(caller, body, reading.memory)
+            else:
+                reply = await self._site.service.answer(caller, body)
             if self._state is _OVER:
                 if not isinstance(reply.body, bytes):
                     reply.body.abandon()
@@ -229,13 +232,11 @@ class TurnExchange:
             log.exception("an answer could not be written")
             self.fail()
 
-    async def _reply_to(self, caller: Caller, body: Body, compressed: BodyRoom | None) -> TurnReply:
-        """compressed: the body's room, where it is compressed."""
-        if compressed is not None:
-            try:
-                body = await decoded(body, self._site.body_limit_bytes, compressed)
-            except PPDError as exc:
-                return error_reply(exc, self._endpoint)
+    async def _reply_to_compressed(self, caller: Caller, body: Body, room: BodyRoom) -> TurnReply:
+        try:
+            body = await decoded(body, self._site.body_limit_bytes, room)
+        except PPDError as exc:
+            return error_reply(exc, self._endpoint)
         return await self._site.service.answer(caller, body)
 
     async def _stream(self, reply: TurnReply, body: StreamedBody) -> None:

@@ -76,14 +76,11 @@ class Drain:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.is_announced = False  # to load balancers; turns may still be taken
+        self.is_draining = False
         self._now = now
         self._begun = asyncio.Event()
         self._begun_s = 0.0
         self.is_cut = False  # the time limit is over: the proxy closes connections, their clients do not
-
-    @property
-    def is_draining(self) -> bool:
-        return self._begun.is_set()
 
     def announce(self) -> None:
         self.is_announced = True
@@ -91,6 +88,7 @@ class Drain:
     def begin(self) -> None:
         self.announce()
         self._begun_s = self._now()
+        self.is_draining = True
         self._begun.set()
 
     def left_s(self, limit_s: float) -> float:

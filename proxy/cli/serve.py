@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from ..assembly import Proxy, assemble
-from ..config import Draft, Mode, ProxyConfig, host_and_port
+from ..config import Draft, Mode, host_and_port, notices
 from ..config.reference import json_schema
 from ..downstream.serve import check_others_free, listen, serve
 from ..errors import ConfigErrors, PPDError
@@ -42,6 +42,8 @@ def run(config_path: Path | None, check_only: bool, **flags: object) -> None:
         raise click.ClickException(exc.in_lines() if isinstance(exc, ConfigErrors) else exc.message) from exc
     if check_only:
         click.echo(describe(settings))
+        for told in notices(settings.config):
+            click.echo(f"warning: {told}", err=True)
         return
     _start(settings)
 
@@ -107,22 +109,9 @@ def _decides_by(settings: Settings) -> Iterator[str]:
         yield f"TTFT {config.slo_ttft_s:g} s or {config.slo_ttft_factor:g} x idle, TPOT {config.slo_tpot_s:g} s"
 
 
-def prefill_notice(config: ProxyConfig) -> str | None:
-    """A warning for the log: P may take longer than its handoff may be old. Not where nobody has asked for that."""
-    usual = ProxyConfig()
-    if config.prefill_timeout_s <= config.handoff_max_age_s or (
-        config.prefill_timeout_s == usual.prefill_timeout_s and config.handoff_max_age_s == usual.handoff_max_age_s
-    ):
-        return None
-    return (
-        f"prefill_timeout_s = {config.prefill_timeout_s:g} is above handoff_max_age_s = {config.handoff_max_age_s:g}, "
-        "which lies below the lease of P's KV: a prompt that takes P longer is sent to P again, or D computes it alone"
-    )
-
-
 def _tell(settings: Settings, port: int) -> None:
     log.info("%s", describe(settings, port))
-    if told := prefill_notice(settings.config):
+    for told in notices(settings.config):
         log.warning("%s", told)
 
 

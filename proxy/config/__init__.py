@@ -29,6 +29,7 @@ from .keys import (
     refused,
 )
 from .load import Draft, build, convert, secrets_in, with_changes
+from .notices import notices
 
 __all__ = [
     "ANY_ORIGIN",
@@ -56,6 +57,7 @@ __all__ = [
     "host_and_port",
     "is_ipv6",
     "is_loopback",
+    "notices",
     "refused",
     "secrets_in",
     "with_changes",

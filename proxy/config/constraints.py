@@ -24,6 +24,7 @@ def _both_or_neither(one: str, other: str) -> bool:
 
 _HOSTS = ("host", "picker_host")  # an empty one, as of a variable that is not set, would be all addresses
 _RANGES = ("heartbeat_allow", "kv_events_allow")
+_CURVE = ("curve_server_key_file", "curve_clients_dir")
 
 CONSTRAINTS = (
     Constraint(
@@ -44,6 +45,14 @@ CONSTRAINTS = (
         "0, or both curve_server_key_file and curve_clients_dir set",
         lambda port, key, folder: not port or bool(key and folder),
     ),
+    *(
+        Constraint(
+            (name, "curve_port"),
+            "set with curve_port, the port that asks for keys",
+            lambda file, port: port or not file,
+        )
+        for name in _CURVE
+    ),
     Constraint(
         ("share_prefixes", "keys_file"),
         "set with keys_file, whose tenants it names",
@@ -56,6 +65,11 @@ CONSTRAINTS = (
         lambda bind: not bind or re.fullmatch(rf"tcp://.+:{PORT_PATTERN}", bind) is not None,
     ),
     Constraint(("kv_events_bind", "processes"), "empty where processes is above 1", lambda bind, n: not bind or n == 1),
+    Constraint(
+        ("kv_events_allow", "kv_events_bind"),
+        "set with kv_events_bind, whose port it guards",
+        lambda ranges, bind: bool(bind) or not ranges,
+    ),
     Constraint(("worker_cert_file", "worker_key_file"), "set with worker_key_file", _both_or_neither),
     Constraint(("w_ttft", "w_tpot"), "above 0 where w_tpot is 0", lambda ttft, tpot: ttft or tpot),
     Constraint(

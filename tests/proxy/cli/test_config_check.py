@@ -25,6 +25,13 @@ def test_a_good_config_is_described_and_its_files_are_left_alone(tmp_path: Path)
     assert not log.exists()
 
 
+def test_what_has_no_effect_is_told_beside_the_description(tmp_path: Path) -> None:
+    result = checked(tmp_path, "picker_shadow = true")
+    assert result.exit_code == 0
+    assert "warning: picker_shadow = True has no effect" in result.stderr
+    assert "mode table" in result.stdout
+
+
 def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("text")
     result = checked(

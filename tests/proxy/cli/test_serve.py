@@ -4,31 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ppd.proxy.cli.serve import describe, prefill_notice
+from ppd.proxy.cli.serve import describe
 from ppd.proxy.config import Mode, ProxyConfig
 from ppd.proxy.settings import Settings
-
-
-@pytest.mark.parametrize(
-    ("prefill_timeout_s", "handoff_max_age_s", "is_told"),
-    [
-        (ProxyConfig().prefill_timeout_s, ProxyConfig().handoff_max_age_s, False),  # nobody has asked for it
-        (ProxyConfig().prefill_timeout_s, 2.5, True),
-        (60.0, 20.0, True),
-        (60.0, 2.5, True),
-        (20.0, 20.0, False),
-        (60.0, 200.0, False),
-    ],
-)
-def test_a_prefill_that_may_take_longer_than_its_handoff_is_good_for_is_told(
-    prefill_timeout_s: float, handoff_max_age_s: float, is_told: bool
-) -> None:
-    config = ProxyConfig(prefill_timeout_s=prefill_timeout_s, handoff_max_age_s=handoff_max_age_s)
-    notice = prefill_notice(config)
-    assert (notice is not None) is is_told
-    if notice is not None:
-        assert f"prefill_timeout_s = {prefill_timeout_s:g} " in notice
-        assert f"handoff_max_age_s = {handoff_max_age_s:g}," in notice
 
 
 @pytest.mark.parametrize(

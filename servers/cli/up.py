@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import os
 import signal
 import tempfile
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -175,6 +177,32 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
     await work
 
 
+@contextlib.contextmanager
+def own_log_folder(folder: Path) -> Iterator[None]:
+    """Until the end of the context no other fleet gets the folder. ConfigError if one has it, or it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = os.open(folder, os.O_RDONLY)
+    except OSError as exc:
+        raise ConfigError(f"log_dir = {str(folder)!r}: must be a folder ({exc.strerror})", param="log_dir") from exc
+    try:
+        _lock(held, folder)
+        yield
+    finally:
+        os.close(held)
+
+
+def _lock(held: int, folder: Path) -> None:
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        raise ConfigError(
+            f"log_dir = {str(folder)!r}: another fleet logs there; --log-dir takes another folder", param="log_dir"
+        ) from exc
+    except OSError:  # a file system whose folders cannot be locked, as NFS
+        return
+
+
 @click.command("up")
 @fleet_options
 @click.option("--admin-key", envvar="PPD_ADMIN_KEY", default="", help="or PPD_ADMIN_KEY")
@@ -195,6 +223,7 @@ def command(config_path: Path | None, admin_key: str, gateway: str | None, **fla
         proxy_args = ("--config", str(config_path)) if config_path else ()
         given = with_topology({**flags, "admin_key": key} if key else flags)
         check_mode(config.mode, given["topology"])
+        click.get_current_context().with_resource(own_log_folder(given["log_dir"]))
         wanted = fleet_spec(console, proxy_args=proxy_args, **given)
         return wanted if gateway is None else with_gateway(wanted, config)
 

@@ -14,9 +14,18 @@ from ppd.offline.sweep import grid_file
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
-from ppd.servers.cli.up import command, fleet_options, fleet_spec, programs, with_gateway, with_topology
+from ppd.servers.cli.up import (
+    command,
+    fleet_options,
+    fleet_spec,
+    own_log_folder,
+    programs,
+    with_gateway,
+    with_topology,
+)
 from ppd.servers.fleet.fleet import FleetSpec, plan
 from ppd.servers.fleet.gateway import EnvoyGateway
+from ppd.servers.fleet.ports import free_offset, free_ports
 from ppd.servers.fleet.prepare import Prepared
 from ppd.servers.fleet.topology import Topology
 
@@ -114,3 +123,23 @@ def test_a_sidecar_is_called_as_its_worker() -> None:
         ["D1", "127.0.0.1:8201"],
         ["D1-sidecar", "127.0.0.1:8501"],
     ]
+
+
+def test_a_folder_in_which_another_fleet_logs_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    port, heartbeats = free_ports(2)
+    with own_log_folder(folder), free_offset({Role.REPLICA: 1}) as offset:
+        (folder / "proxy.log").write_text("of the first")
+        flags = ("--port", str(port), "--heartbeat-port", str(heartbeats), "--port-offset", str(offset))
+        found = CliRunner().invoke(command, ("-P", "0", "-D", "0", *flags, "--log-dir", str(folder)))
+    assert found.exit_code == 1
+    assert f"log_dir = {str(folder)!r}: another fleet logs there; --log-dir takes another folder" in found.output
+    assert (folder / "proxy.log").read_text() == "of the first"
+    with own_log_folder(folder):  # it has ended
+        pass
+
+
+def test_logs_need_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"log_dir = .*must be a folder"), own_log_folder(tmp_path / "file"):
+        pass

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 log = logging.getLogger(__name__)
-
-Stamp = tuple[int, int, int]
+WATCH_EVERY_S = 1.0
+STILL_IF_SHORTER = 5  # calls of `are_new`, each `WATCH_EVERY_S` after the one before
+Stamp = tuple[int, int, int]  # the last is the size
 
 
 class WatchedFiles:
@@ -17,18 +19,22 @@ class WatchedFiles:
     def __init__(self, *files: Path) -> None:
         self._files = files
         self._seen = self._stamps()
-        self._taken: list[Stamp | None] | None = self._seen
+        self._still = 0  # calls in a row that have found what the one before had found
+        self._taken = self._seen
+        self._must_read = False
 
     def are_new(self) -> bool:
-        """Whether any file has changed since all were read, but none since the last call; if so they count as read.
+        """Whether any file has changed since all were read, but none since the last calls; if so they count as read.
 
-        Half a file can be valid, and a key may be written after its certificate: so a change waits for the next call.
+        Half a file can be valid, and a key may be written after its certificate: so a change waits for the next call,
+        and a file that is shorter than the one that was read for `STILL_IF_SHORTER`.
         """
         stamps, before = self._stamps(), self._seen
         self._seen = stamps
-        if stamps == self._taken or stamps != before:
+        self._still = self._still + 1 if stamps == before else 0
+        if (stamps == self._taken and not self._must_read) or self._still < self._wanted(stamps):
             return False
-        self._taken = stamps
+        self._taken, self._must_read = stamps, False
         endless = [str(file) for file in self._files if _is_endless(file)]
         if endless:
             log.error("%s: is a pipe or a device now, and is not read", ", ".join(endless))
@@ -36,7 +42,11 @@ class WatchedFiles:
 
     def look_again(self) -> None:
         """Counts the files as changed."""
-        self._taken = None
+        self._must_read = True
+
+    def _wanted(self, stamps: Sequence[Stamp | None]) -> int:
+        pairs = zip(stamps, self._taken, strict=True)
+        return STILL_IF_SHORTER if any(_is_shorter(now, before) for now, before in pairs) else 1
 
     def _stamps(self) -> list[Stamp | None]:
         return [stamp(file) for file in self._files]
@@ -51,6 +61,10 @@ def stamp(file: Path) -> Stamp | None:
     return found.st_mtime_ns, found.st_ctime_ns, found.st_size
 
 
+def _is_shorter(now: Stamp | None, before: Stamp | None) -> bool:
+    return now is not None and before is not None and now[-1] < before[-1]
+
+
 def _is_endless(file: Path) -> bool:
     """The event loop would wait for a pipe's writer, and read a device for ever. At the start both may be meant."""
     try:
@@ -58,6 +72,3 @@ def _is_endless(file: Path) -> bool:
     except OSError:
         return False
     return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
-
-
-WATCH_EVERY_S = 1.0

@@ -119,15 +119,27 @@ def test_a_change_is_taken_once_and_only_when_the_file_is_at_rest(file: Path) ->
     assert ring.look() is None
 
 
+def test_a_writer_that_pauses_between_two_keys_withdraws_none(file: Path) -> None:
+    ring, (one, two, new) = KeyRing(file), (entry("one"), entry("two"), entry("new"))
+    for written in (one, one + two):
+        file.write_text(written)
+        for _ in range(3):
+            ring.look()
+            assert held(ring, "one", "two", "new") == ["one", "two"]
+    file.write_text(one + two + new)
+    assert [ring.look(), ring.look()] == [None, True]
+    assert held(ring, "one", "two", "new") == ["one", "two", "new"]
+
+
 def test_a_change_between_reading_and_watching_is_not_missed(file: Path) -> None:
     ring = KeyRing(file)
-    file.write_text(entry("one"))
+    file.write_text(entry("one") + entry("two") + entry("new"))
     assert [ring.look(), ring.look()] == [None, True]
 
 
 def test_a_bad_file_is_logged_once_and_a_good_one_taken_after_it(file: Path) -> None:
     ring = KeyRing(file)
-    file.write_text("nonsense")
+    file.write_text("nonsense" * 1000)
     assert [ring.look() for _ in range(3)] == [None, False, None]
     file.unlink()
     assert [ring.look() for _ in range(3)] == [None, False, None]

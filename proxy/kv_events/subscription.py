@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -28,6 +29,8 @@ AGAIN_MS = 1000
 """After this long without a batch a new subscription looks again: the publisher may have learnt of it after it had
 answered the replay, and have published in between."""
 CLOSED_AT_ONCE = 32  # gaps, on a port to which many engines connect
+PLACE_S = 10.0  # of these a replay that takes longer gives its place to others, and goes on when it has one again
+PLACES = 100  # then the gap stays open
 WAITING_BYTES = 4 * 1024 * 1024  # of a stream's batches, while a gap before them is being closed
 UNHEARD_MS = 10_000  # without a connection: then the log says so, as ZeroMQ itself is silent about it
 
@@ -86,8 +89,10 @@ class Subscription:
         metrics: Metrics,
         sender: Sender,
         unheard_ms: int = UNHEARD_MS,
+        place_s: float = PLACE_S,
     ) -> None:
         self._unheard_ms = unheard_ms
+        self._place_s = place_s
         self._context = context
         self._throttle = throttle
         self._metrics = metrics
@@ -163,12 +168,10 @@ class Subscription:
         try:
             while gap is not None or waiting.batches or waiting.is_full:
                 if gap is not None:
-                    async with self._at_once:
-                        await self._close_gap(gap)
+                    await self._close_gap(gap)
                 elif not waiting.batches:
                     waiting.is_full = False
-                    async with self._at_once:
-                        await self._catch_up(publisher)
+                    await self._catch_up(publisher)
                 async with self._throttle.slice() as until_s:
                     gap = self._taken(waiting, until_s)
             stream.is_behind = has_more(socket)
@@ -251,12 +254,22 @@ class Subscription:
     async def _catch_up(self, publisher: Publisher) -> None:
         """Has the publisher replay what is missing; without that nothing is known."""
         is_first = publisher.stream.is_new
-        closed = await replay(self._context, publisher.replay_endpoint, publisher.stream, self._throttle, self._dropped)
+        closed = await self._replayed(publisher)
         if not closed:
             publisher.stream.lost()
         if not is_first:
             self._metrics.kv_event_gaps.labels("closed" if closed else "open").inc()
         self._count(publisher)
+
+    async def _replayed(self, publisher: Publisher) -> bool:
+        """Whether nothing is missing any more. What a replay has brought counts, though it may not have ended."""
+        endpoint, stream = publisher.replay_endpoint, publisher.stream
+        for _ in range(PLACES if endpoint else 0):
+            async with self._at_once:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._place_s):
+                        return await replay(self._context, endpoint, stream, self._throttle, self._dropped)
+        return False
 
     def _count(self, publisher: Publisher) -> None:
         counts = publisher.stream.counts

@@ -15,12 +15,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import EventSource, Worker
-from ppd.proxy.kv_events.engine_caches import EngineCaches
 from ppd.proxy.kv_events.event_batch import session_name
 from ppd.proxy.kv_events.replay import set_options
-from ppd.proxy.kv_events.subscription import Publisher, Subscription
-from ppd.proxy.runtime.tasks import Throttle
-from ppd.proxy.telemetry.metrics import Metrics
 from ppd.servers.fleet.ports import free_ports
 from ppd.servers.sim.core.block_pool import AllBlocksCleared, BlockStored, CacheEvent, Namespace
 from ppd.servers.sim.core.fault_orders import BatchFate
@@ -107,22 +103,6 @@ async def test_an_engine_on_an_ipv6_host_is_heard() -> None:
             await lab.until_held(2)
             publish(publisher, 2)
             await lab.until_held(3)
-
-
-async def test_a_publisher_that_is_not_there_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    context = zmq.asyncio.Context()
-    with context.socket(zmq.SUB) as socket:
-        publisher = Publisher(EngineCaches(lambda history: history).stream(D.id, 0), D.role, "")
-        subscription = Subscription(context, Throttle(), Metrics(), lambda _: publisher, unheard_ms=1)
-        endpoint = free_endpoint()
-        running = asyncio.create_task(subscription.run_connected(socket, endpoint, publisher))
-        async with asyncio.timeout(60):
-            while not caplog.messages:
-                await asyncio.sleep(0.01)
-        running.cancel()
-        await asyncio.wait({running})
-    context.destroy(linger=0)
-    assert caplog.messages == [f"no KV events come from {endpoint}: nobody answers there"]
 
 
 @pytest.mark.parametrize("fate", [BatchFate.LOST, BatchFate.GARBLED])

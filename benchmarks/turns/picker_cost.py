@@ -28,6 +28,7 @@ from ppd.proxy.gateway.picking import PickerCall
 from ppd.proxy.gateway.reports import Reports
 from ppd.proxy.gateway.wire.frames import END_HEADERS, PREFACE, Code, FrameType, frame
 from ppd.proxy.gateway.wire.grpc import GrpcCall, GrpcConnection, MessageTaker, Method
+from ppd.proxy.gateway.wire.open_connections import OpenConnections
 from ppd.proxy.runtime.process import new_loop
 from ppd.proxy.runtime.process_limits import collect_garbage_less
 
@@ -134,7 +135,7 @@ class Gateway:
 
     def __init__(self, method: Method) -> None:
         self.transport = Transport()
-        self._to = GrpcConnection({PATH: method}, set())
+        self._to = GrpcConnection({PATH: method}, OpenConnections())
         self._to.connection_made(self.transport)  # type: ignore[arg-type]
         self._to.data_received(PREFACE + frame(FrameType.SETTINGS, 0, 0, struct.pack(">HI", 4, 1 << 28)))
         self._to.data_received(frame(FrameType.WINDOW_UPDATE, 0, 0, struct.pack(">I", 1 << 30)))

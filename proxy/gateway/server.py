@@ -9,6 +9,7 @@ from pathlib import Path
 from ..app.client_routes import is_ready
 from ..assembly import Proxy
 from ..errors import ConfigError
+from ..runtime.process_limits import open_files_limit, share_of_gateways
 from ..runtime.tasks import Background
 from .health import EXTERNAL_PROCESSOR, HealthCheck, HealthWatch
 from .other_requests import App
@@ -16,6 +17,7 @@ from .picking import PickerCall
 from .reports import Reports
 from .shadowing import Shadow, ShadowCall
 from .wire.grpc import GrpcConnection, Method
+from .wire.open_connections import OpenConnections
 from .workers_file import WorkersFile
 
 BACKLOG = 1024
@@ -32,13 +34,14 @@ class Gateway:
         self.reports = Reports(membership.report if membership.peers else None)
         proxy.listener.on_report, membership.on_report = self.reports.taken, self.reports.told
         self._servers: list[asyncio.Server] = []
-        self._connections: set[GrpcConnection] = set()
+        self._connections = OpenConnections(share_of_gateways(open_files_limit()))
         self._background = Background()
 
     async def open(self) -> None:
         """ConfigError if a port is taken."""
         config = self._proxy.settings.config
         self._proxy.state.metrics.watch(self.reports.gauges)
+        self._proxy.state.metrics.watch(self._connections.gauges)
         ready = partial(is_ready, self._proxy)
         health: dict[bytes, Method] = {
             b"/grpc.health.v1.Health/Check": lambda call: HealthCheck(call, ready),
@@ -77,7 +80,7 @@ class Gateway:
         await self._background.close()
         for server in self._servers:
             server.close()
-        for connection in tuple(self._connections):
+        for connection in self._connections:
             connection.close()
 
     async def _listen(self, key: str, port: int, methods: dict[bytes, Method]) -> None:

@@ -59,3 +59,8 @@ def open_files_limit() -> int:
 def share_of_clients(limit: int) -> int:
     """How many connections of clients leave enough files for each one's turn."""
     return max(1, (limit - _RESERVE) // _A_TURN_NEEDS)
+
+
+def share_of_gateways(limit: int) -> int:
+    """How many connections of gateways to a picker: each has many turns, whose legs are the gateway's own."""
+    return max(1, share_of_clients(limit) // 4)

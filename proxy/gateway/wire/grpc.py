@@ -18,6 +18,7 @@ from ...upstream.pool import keep_alive
 from .heads import Heads
 from .http2 import Http2Connection
 from .http2_stream import Stream
+from .open_connections import OpenConnections
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +181,7 @@ class _HeldBytes:
 class GrpcConnection(asyncio.Protocol):
     """One client's connection. methods: by path, as `/package.Service/Method`."""
 
-    def __init__(self, methods: Mapping[bytes, Method], connections: set[GrpcConnection]) -> None:
+    def __init__(self, methods: Mapping[bytes, Method], connections: OpenConnections) -> None:
         """connections: the open ones, of which this is one while it is."""
         self._methods = methods
         self._connections = connections
@@ -200,13 +201,22 @@ class GrpcConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def evict(self) -> None:
+        if self._transport is not None and self._transport.get_write_buffer_size():
+            self._transport.abort()  # it does not read, so an orderly end might never come
+        else:
+            self.go_away()
+            self.close()
+
     # -- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        if not self._connections.add(self):
+            self._transport.abort()
+            return
         if (made := transport.get_extra_info("socket")) is not None:
             keep_alive(made)  # else the turns of a gateway whose machine is gone would stay open
-        self._connections.add(self)
         self._http2.open()
 
     def data_received(self, data: bytes) -> None:

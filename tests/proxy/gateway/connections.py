@@ -20,6 +20,7 @@ from ppd.proxy.gateway.wire.grpc import GrpcConnection, Method
 from ppd.proxy.gateway.wire.heads import Heads
 from ppd.proxy.gateway.wire.http2 import Http2Connection
 from ppd.proxy.gateway.wire.http2_stream import Stream
+from ppd.proxy.gateway.wire.open_connections import OpenConnections
 from tests.proxy.gateway.envoy import MADE, proxy_of
 from tests.support.fake_connections import FakeTransport
 from tests.support.fleet import has_work
@@ -127,7 +128,7 @@ class FakePicker:
         assert not self._faults, self._faults
 
     async def _serve(self, parts: Iterable[bytes]) -> None:
-        proxy, reports, open_ones = self._proxy, Reports(), set[GrpcConnection]()
+        proxy, reports, open_ones = self._proxy, Reports(), OpenConnections()
         methods: dict[bytes, Method] = {
             b"/grpc.health.v1.Health/Check": lambda call: HealthCheck(call, lambda: True),
             PROCESS: partial(PickerCall, proxy, self._app, reports),
@@ -144,7 +145,7 @@ class FakePicker:
         await self._settled()
         check_order(transport.written)
         state = proxy.state
-        assert connection.is_idle and not open_ones
+        assert connection.is_idle and not len(open_ones)
         assert not any(map(has_work, state.registry.views())) and not state.admission.inside
         assert not proxy.body_memory.held_bytes
         assert all(receipt.outcome != "running" for receipt in state.receipts.newest(100))

@@ -16,6 +16,7 @@ from ppd.proxy.gateway.messages import HealthCheckRequest, HealthCheckResponse
 from ppd.proxy.gateway.wire import grpc
 from ppd.proxy.gateway.wire.frames import FrameType, frame
 from ppd.proxy.gateway.wire.grpc import MESSAGE_LIMIT_BYTES, GrpcCall, GrpcConnection, GrpcStatus
+from ppd.proxy.gateway.wire.open_connections import OpenConnections
 
 PATH = "/test.Service/Method"
 
@@ -74,7 +75,7 @@ class Client:
     def __init__(self) -> None:
         self.takers: list[Taker] = []
         self.fails = self.stays = False
-        self.connection = GrpcConnection({PATH.encode(): self._method}, set())
+        self.connection = GrpcConnection({PATH.encode(): self._method}, OpenConnections())
         self.transport = Transport()
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
         self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding=None))
@@ -267,6 +268,6 @@ def test_a_call_that_only_listens_is_told_that_its_peer_has_left_and_keeps_no_se
 def test_the_kernel_ends_the_connection_of_a_gateway_whose_machine_is_gone() -> None:
     transport = Transport()
     with socket.socket() as transport.socket:
-        GrpcConnection({}, set()).connection_made(transport)  # type: ignore[arg-type]
+        GrpcConnection({}, OpenConnections()).connection_made(transport)  # type: ignore[arg-type]
         assert transport.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert transport.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 60

@@ -15,7 +15,7 @@ from ..connectors import missing_coordinates, reads_back
 from ..errors import NotFound, RequestError
 from ..fleet.ledger import backlog
 from ..fleet.view import NEVER_S, WorkerView
-from ..fleet.worker import PREFIX_CACHE, Source
+from ..fleet.worker import PREFIX_CACHE, Source, WorkerId
 from ..laws.worker_laws import WorkerLaws
 from ..policy import Limits
 from ..sessions.session import SessionSummary
@@ -96,7 +96,7 @@ def _worker_routes(routes: Blueprint, proxy: Proxy) -> None:
 def _record_routes(routes: Blueprint, proxy: Proxy) -> None:
     @routes.get("/sessions")
     async def sessions() -> Response:
-        newest = [_session(summary, proxy.state.now()) for summary in proxy.state.sessions.recent(_limit())]
+        newest = [_session(proxy, summary) for summary in proxy.state.sessions.recent(_limit())]
         return _json({"count": len(proxy.state.sessions), "newest": newest})
 
     @routes.get("/sessions/<session_id>")
@@ -104,7 +104,7 @@ def _record_routes(routes: Blueprint, proxy: Proxy) -> None:
         found = proxy.state.sessions.summary(session_id)
         if found is None:
             raise NotFound(f"no session {session_id!r}", param="session_id")
-        return _json(_session(found, proxy.state.now()))
+        return _json(_session(proxy, found))
 
     @routes.delete("/sessions/<session_id>")
     async def forget(session_id: str) -> Response:
@@ -171,15 +171,21 @@ def _weights(config: ProxyConfig) -> dict[str, object]:
     return {name: getattr(config, name) for name in CHANGEABLE}
 
 
-def _session(summary: SessionSummary, now_s: float) -> dict[str, object]:
+def _session(proxy: Proxy, summary: SessionSummary) -> dict[str, object]:
     return {
         "session_id": summary.session_id,
         "turn": summary.turn,
         "held_tokens": summary.held_tokens,
-        "decode": summary.decode,
-        "prefill": summary.prefill,
-        "idle_s": round(now_s - summary.seen_s, 1),
+        "decode": _name(proxy, summary.decode),
+        "prefill": _name(proxy, summary.prefill),
+        "idle_s": round(proxy.state.now() - summary.seen_s, 1),
     }
+
+
+def _name(proxy: Proxy, worker: WorkerId | None) -> str | None:
+    """Of one that has left, its address."""
+    view = None if worker is None else proxy.state.registry.view(worker)
+    return worker if view is None else view.name
 
 
 def _worker(view: WorkerView, now_s: float) -> dict[str, object]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -23,7 +23,7 @@ from ..connectors.leg import REQUEST_ID
 from ..errors import LegError, PPDError, error_body
 from ..openai.prompt_list import AnswerMerge, BrokenAnswer, PromptList, StreamMerge, StreamPart
 from ..openai.request import Request
-from ..telemetry.receipts import Receipt
+from ..telemetry.receipts import LegRecord, Receipt
 from ..upstream.call import ANSWER_LIMIT_BYTES
 from .attempt import TurnContext
 from .router import TurnReply
@@ -49,6 +49,11 @@ class ListTurn:
 
     def receipt_of(self, at: int) -> Receipt:
         return msgspec.structs.replace(self.receipt, id=f"{self.receipt.id}-{at}", vetoes=(), legs=[])
+
+    def note_workers(self, legs: Iterable[LegRecord]) -> None:
+        """Of one of its turns, for the access log: the request's own receipt gets one leg of each worker."""
+        known = {leg.worker: leg for leg in (*self.receipt.legs, *legs)}
+        self.receipt.legs = list(known.values())
 
 
 class FanOut:
@@ -166,7 +171,11 @@ async def _each(count: int, one: Callable[[int], Coroutine[None, None, None]]) -
 
 async def _asked(router: Answering, turn: ListTurn, at: int) -> TurnReply:
     request = await turn.parse(body_of(turn.prompts.parts(at)))
-    return await router.answer(request, turn.receipt_of(at), turn.context)
+    receipt = turn.receipt_of(at)
+    try:
+        return await router.answer(request, receipt, turn.context)
+    finally:
+        turn.note_workers(receipt.legs)
 
 
 def _headers(turn: ListTurn, replies: Sequence[TurnReply]) -> dict[str, str]:

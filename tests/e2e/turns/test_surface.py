@@ -187,6 +187,9 @@ async def test_sessions_and_receipts_are_listed_without_text(start_fleet: Any) -
         _, sessions = await fleet.admin("GET", "/sessions")
         _, receipts = await fleet.admin("GET", "/requests")
         assert sessions["count"] == 1
+        (listed,) = sessions["newest"]
+        assert (listed["prefill"], listed["decode"]) == ("P1", "D1")
+        assert (await fleet.admin("GET", f"/sessions/{listed['session_id']}"))[1]["decode"] == "D1"
         assert receipts["newest"][0]["id"] == turn.headers["X-Request-Id"]
         assert "secret" not in str(sessions) + str(receipts)
         assert (await fleet.admin("GET", "/requests/unknown"))[0] == 404

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from ppd.proxy.openai.stream_relay import broken_off
 from ppd.proxy.routing.attempt import TurnContext
 from ppd.proxy.routing.prompt_fan_out import AT_ONCE, FanOut, ListTurn
 from ppd.proxy.routing.router import TurnReply
+from ppd.proxy.telemetry.access_log import AccessRecord, fields_of
 from ppd.proxy.telemetry.receipts import LegRecord, Receipt
 from tests.support.requests import COMPLETIONS, parse_bytes
 
@@ -46,8 +48,8 @@ class FakeRouter:
 
     async def answer(self, request: Request, receipt: Receipt, asker: TurnContext) -> TurnReply:
         self.receipts.append(receipt)
-        receipt.legs.append(LegRecord(kind=Leg.DECODE, worker="D1", address="", started_s=0.0))
         at = int(receipt.id.rpartition("-")[2])
+        receipt.legs.append(LegRecord(kind=Leg.DECODE, worker=f"D{at % 2}", address="", started_s=0.0))
         if (exc := self.fails(at)) is not None:
             raise exc
         shown = {"X-Request-Id": receipt.id, "X-PPD-Route": "SPLIT", "X-PPD-Decode": f"D{at % 2}"}
@@ -163,6 +165,19 @@ async def test_a_cancelled_request_ends_its_turns() -> None:
     await settled()
     assert answering.cancelled()
     assert router.running == 0
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("failing", [None, 3])
+async def test_the_access_log_names_each_worker_of_a_list_once(streams: bool, failing: int | None) -> None:
+    router = FakeRouter(fails=lambda at: NoWorkerError("none") if at == failing else None)
+    turn = list_turn(4, stream=streams)
+    with contextlib.suppress(NoWorkerError):
+        reply = await FanOut(router).answer(turn)
+        if not isinstance(reply.body, bytes):
+            assert [part async for part in reply.body.chunks()]
+    record = AccessRecord("POST", COMPLETIONS.value, 0.0, status=200, receipt=turn.receipt)
+    assert fields_of(record, "completed", 1.0)["workers"] == ["D0", "D1"]
 
 
 async def test_turns_have_receipts_of_their_own_and_one_request_id() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from ppd.proxy.laws.profile_file import ProfileFile, Status, Transfers
 from ppd.proxy.laws.step_time import EngineProfile
 from ppd.servers.sim.core.block_pool import BlockPool, Namespace
+from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.core.counters import Counters
 from ppd.servers.sim.core.embeddings import EmbeddingStore
 from ppd.servers.sim.core.handoffs import HandoffLedger, Transfer
@@ -54,15 +55,9 @@ class Engine:
         self.counters = Counters()
         self.pool = BlockPool(blocks, size)
         self.handoffs = HandoffLedger(self.pool, self.counters, lease_s=30, now=lambda: 0.0)
-        self.scheduler = Scheduler(
-            self.pool,
-            self.handoffs,
-            self.counters,
-            replace(PROFILE, max_batched_tokens=budget, long_prefill_tokens=cap),
-            max_num_seqs=seqs,
-            embeddings=EmbeddingStore(64),
-            encoder_item_s=encoder_item_s,
-        )
+        profile = replace(PROFILE, max_batched_tokens=budget, long_prefill_tokens=cap)
+        config = SimConfig(profile=profile, max_num_seqs=seqs, encoder_item_s=encoder_item_s)
+        self.scheduler = Scheduler(config, self.pool, self.handoffs, self.counters, EmbeddingStore(64))
         self.texts: dict[str, str] = {}
         self.finishes: dict[str, Finish] = {}
 

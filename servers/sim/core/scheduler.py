@@ -14,9 +14,10 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from ppd.proxy.laws.step_time import EngineProfile, attention_pairs, step_time_s
+from ppd.proxy.laws.step_time import attention_pairs, step_time_s
 
 from .block_pool import Block, BlockPool, BlockStored
+from .config import SimConfig
 from .counters import Counters, Trap
 from .embeddings import EmbeddingStore
 from .handoffs import HandedOver, HandoffLedger, RemotePrefill
@@ -75,25 +76,18 @@ class Scheduler:
 
     def __init__(
         self,
+        config: SimConfig,
         pool: BlockPool,
         handoffs: HandoffLedger,
         counters: Counters,
-        profile: EngineProfile,
-        *,
-        max_num_seqs: int,
-        embeddings: EmbeddingStore | None = None,
-        encoder_item_s: float = 0.0,
-        keeps_s: float | None = None,
+        embeddings: EmbeddingStore,
     ) -> None:
-        """embeddings: of media; encoder_item_s: what it takes to make one here; keeps_s: as of `SimConfig`."""
-        self._keeps_s = keeps_s
+        """embeddings: of media."""
+        self._config = config
         self._pool = pool
         self._handoffs = handoffs
         self._counters = counters
-        self._profile = profile
-        self._max_num_seqs = max_num_seqs
-        self._embeddings = embeddings or EmbeddingStore(1)
-        self._encoder_item_s = encoder_item_s
+        self._embeddings = embeddings
         self._waiting: deque[Sequence] = deque()
         self._ready: deque[Sequence] = deque()  # they hold all of their prompt's blocks, so they go first
         self._pulling: dict[str, Sequence] = {}
@@ -142,8 +136,8 @@ class Scheduler:
 
     def plan(self) -> Step:
         """The next step; EngineDied where a real scheduler's assertion fails."""
-        budget = self._profile.max_batched_tokens
-        cap = self._profile.most_of_a_prompt(len(self.sequences))
+        budget = self._config.profile.max_batched_tokens
+        cap = self._config.profile.most_of_a_prompt(len(self.sequences))
         chunks, preempted = self._continue_running(budget, cap)
         budget -= sum(chunk.tokens for chunk in chunks)
         pulls: list[Pull] = []
@@ -183,7 +177,7 @@ class Scheduler:
     def _encode_s(self, chunks: list[Chunk]) -> float:
         within = (media for chunk in chunks for media in chunk.sequence.media_within(chunk.tokens))
         new = {media.name for media in within if media.has_data and not self._embeddings.holds(media)}
-        return len(new) * self._encoder_item_s
+        return len(new) * self._config.encoder_item_s
 
     def met(self, pull: Pull, remote: RemotePrefill) -> Pull:
         """The pull of a sequence that only had a key, now that P has said which blocks to read."""
@@ -235,7 +229,7 @@ class Scheduler:
 
     def _admit(self, budget: int, cap: int, pulls: list[Pull]) -> list[Chunk]:
         chunks: list[Chunk] = []
-        while (queue := self._ready or self._waiting) and budget > 0 and len(self._running) < self._max_num_seqs:
+        while (queue := self._ready or self._waiting) and budget > 0 and len(self._running) < self._config.max_num_seqs:
             sequence = queue[0]
             if queue is self._waiting:
                 self._find_prefix(sequence)
@@ -370,7 +364,7 @@ class Scheduler:
         blocks = sequence.forget_blocks()
         transfer, kept_until = sequence.transfer, None
         is_short = finish is Finish.STOP and transfer.only_at_length
-        keeps_s = None if transfer.hands_over or transfer.remote is None else self._keeps_s
+        keeps_s = None if transfer.hands_over or transfer.remote is None else self._config.keeps_s
         if not (transfer.hands_over or keeps_s) or finish is Finish.ERROR or is_short:
             self._pool.release(blocks)
             return Output(sequence, text, token, finish, logprobs=logprobs)
@@ -387,7 +381,7 @@ class Scheduler:
         decoding = [chunk.sequence for chunk in chunks if chunk.tokens == 1]
         prefills = [chunk for chunk in chunks if chunk.tokens > 1]
         return self._encode_s(chunks) + step_time_s(
-            self._profile,
+            self._config.profile,
             decode_sequences=len(decoding),
             decode_context_tokens=sum(sequence.computed + 1 for sequence in decoding),
             prefill_tokens=sum(chunk.tokens for chunk in prefills),

@@ -108,14 +108,7 @@ class SimEngine:
         self.embeddings = EmbeddingStore(config.encoder_cache_items)
         self.encoder = Encoder(config, self.embeddings)
         self.arrivals = Arrivals(self.counters)
-        self.scheduler = Scheduler(
-            self.pool,
-            *(self.handoffs, self.counters, config.profile),
-            max_num_seqs=config.max_num_seqs,
-            embeddings=self.embeddings,
-            encoder_item_s=config.encoder_item_s,
-            keeps_s=config.keeps_s,
-        )
+        self.scheduler = Scheduler(config, self.pool, self.handoffs, self.counters, self.embeddings)
 
     @property
     def faults(self) -> Faults:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import aiohttp
 
-from ppd.servers.sidecar.failed_legs import FailurePolicy
 from ppd.servers.sidecar.prefills import HEADER
 from ppd.servers.sidecar.sidecar import Sidecar
 from ppd.servers.sim.engine.engine import SimEngine
@@ -68,16 +67,13 @@ class Site:
         *,
         tls: ssl.SSLContext | None = None,
         engine: Mapping[str, Any] | None = None,
-        policy: FailurePolicy | None = None,
-        settings: Mapping[str, Any] | None = None,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         engine_at: str = "",
         engine_of: str = "D1",
         names: str = "P1 D1",
         connector: str = "",
         **options: Any,
     ) -> AsyncIterator[Self]:
-        """engine: settings of the engines; settings: of the config; options: of the sidecar.
+        """engine: settings of the engines; options: of `running_sidecar`.
 
         connector: of all, and the sidecar is told what it must know; else it is NIXL's pull mode.
         engine_of: the name of the engine that it stands before; engine_at: the address of another one; names: of the
@@ -92,7 +88,6 @@ class Site:
             session = await stack.enter_async_context(
                 aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls or True))
             )
-            options |= {"settings": settings, "policy": policy or FailurePolicy(), "pause": pause}
             made = await stack.enter_async_context(running_sidecar(engine_at or engines[engine_of].address, **options))
             base_url = f"http{'s' if tls else ''}://{made.address}"
             yield cls(made.sidecar, base_url, session, made.stop, made.serving, engines, lives)

@@ -24,14 +24,13 @@ from ..openai.answer import AnswerObserver
 from ..openai.edits import Edits, Redaction, edited_body
 from ..openai.request import Endpoint, scope_of
 from ..openai.stream_relay import StreamRelay
+from ..routing.router import search_limit
 from ..routing.state import State
 from ..sessions.session import response_key
 from ..upstream.call import Answer, Call, Timeouts
 from ..upstream.client import Upstream
 from ..upstream.relayed_headers import RelayedHeaders
 from .passthrough import Forwarded
-
-MOST_ASKED = 16  # workers, so that a wrong id costs a large fleet little
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _UNKNOWN = (404, 405, 501)  # also of engines that have no such path
@@ -63,7 +62,7 @@ class StoredResponses:
             raise no_such_response(response_id)
         self._state.rate_limits.take(client, 0, self._state.now())
         failure: LegError | NotFound = no_such_response(response_id)
-        for view in self._candidates(holders):
+        for view in self._candidates(holders)[: search_limit(client, response_id)]:
             try:
                 answer = await self._upstream.ask(
                     Call(view.worker), path, method=method, headers=headers, timeouts=self._timeouts
@@ -87,7 +86,7 @@ class StoredResponses:
         able = [view for view in self._state.registry.views() if view.up and view.role in ANSWERING]
         able = able if self._only is None else [view for view in able if view.id in self._only]
         able.sort(key=lambda view: (view.id not in holders, view.requests, view.name))
-        return able[:MOST_ASKED]
+        return able
 
     async def _relayed(self, view: WorkerView, answer: Answer, client: Client) -> Forwarded:
         """Whole answers are read here; LegError for one about the worker itself, or that names it."""

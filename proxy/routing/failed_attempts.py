@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -16,7 +17,6 @@ from ..telemetry.receipts import LegRecord
 from .attempt import Attempt
 
 MOST_ASKED = 2  # requests of one turn to one worker
-MOST_SEARCHED = 64  # workers asked for a stored response: one wrong id shall not cost a large fleet a request each
 _ENDS_WITH_THE_FLEET = (Cause.OVERLOADED, Cause.UNKNOWN_MODEL, Cause.UNKNOWN_RESPONSE)  # all may be asked
 
 
@@ -28,6 +28,7 @@ class FailedAttempts:
     """
 
     limit: int
+    search_limit: float = math.inf  # workers asked for a stored response
     last: LegError | None = None
     handing_over: int = 0
     answering: int = 0
@@ -117,7 +118,7 @@ class FailedAttempts:
         elif exc.cause not in _ENDS_WITH_THE_FLEET:
             self.answering += 1
         searched = sum(failure.cause is Cause.UNKNOWN_RESPONSE for failure in self.keys.values())
-        return self.answering < self.limit and searched < MOST_SEARCHED
+        return self.answering < self.limit and searched < self.search_limit
 
     def forgive_unreached(self) -> set[Key]:
         """Workers that were not reached may be asked again: these."""

@@ -7,10 +7,12 @@ failed. With no P left, the policy falls back to a turn without a handoff.
 from __future__ import annotations
 
 import logging
+import sys
 from functools import partial
 
 import msgspec
 
+from ..admission.keys import Client
 from ..config import ProxyConfig
 from ..errors import LegError
 from ..failures import ROWS, Cause, FailureRule, Leg
@@ -30,6 +32,8 @@ from .state import State
 from .stream import StreamedBody, Streaming, whole
 
 log = logging.getLogger(__name__)
+
+MOST_SEARCHED = 64
 
 
 class TurnReply(msgspec.Struct):
@@ -87,7 +91,7 @@ class Router:
                     raise
             except LegError as exc:
                 row = self._give_up(attempt, exc)
-                failed = failed or FailedAttempts(self._attempts)
+                failed = failed or self._failed(job)
                 may = failed.may_try_again(attempt, exc, row)
                 if is_loss(exc) and self._is_poisoned(job.request, attempt, exc):
                     raise workers_lost(exc) from exc
@@ -106,6 +110,10 @@ class Router:
                 if (poisoned := state.poisoned).suspects:
                     poisoned.answered(job.request.prompt.chain.end())
                 return attempt, opened
+
+    def _failed(self, job: Job) -> FailedAttempts:
+        previous = job.request.prompt.previous_response_id
+        return FailedAttempts(self._attempts, search_limit(job.context.client, previous or ""))
 
     async def _examine(self, attempt: Attempt, exc: LegError) -> None:
         """Raises another failure where the worker turns out to be dead."""
@@ -144,6 +152,14 @@ class Router:
         if attempt.legs is not None and attempt.legs.state is LegsState.UNTAKEN:
             self._dispatcher.release(attempt)
         return row
+
+
+def search_limit(client: Client, response_id: str) -> int:
+    """How many workers are asked for a stored response, where it is not known which one has it.
+
+    One wrong id shall not cost a large fleet a request each; but who shows an id that was made for him has not guessed.
+    """
+    return sys.maxsize if client.scope is not None and client.scope.owns(response_id) else MOST_SEARCHED
 
 
 def _has_lost_response(exc: LegError, job: Job) -> bool:

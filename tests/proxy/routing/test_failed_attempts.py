@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
 
 from ppd.proxy.admission.keys import Client
+from ppd.proxy.admission.tenant_scope import TenantScope
 from ppd.proxy.connectors.leg import Handoff
 from ppd.proxy.errors import LegError, Overloaded
 from ppd.proxy.failures import ROWS, Cause, ClientGets, Failure, HealthEffect, Leg, Phase
@@ -16,7 +18,8 @@ from ppd.proxy.health.circuit_breaker import RetryBudget
 from ppd.proxy.health.poisoned_prompts import is_loss
 from ppd.proxy.health.worker_health import Key
 from ppd.proxy.openai.edits import Redaction
-from ppd.proxy.routing.failed_attempts import MOST_SEARCHED, FailedAttempts
+from ppd.proxy.routing.failed_attempts import FailedAttempts
+from ppd.proxy.routing.router import MOST_SEARCHED, search_limit
 from ppd.proxy.routing.service import in_class
 from ppd.proxy.telemetry.receipts import LegRecord
 from tests.support.attempts import decision, running, view
@@ -24,6 +27,7 @@ from tests.support.requests import parse
 
 P1, P2, D1, D2 = view(Role.PREFILL, 1), view(Role.PREFILL, 2), view(Role.DECODE, 1), view(Role.DECODE, 2)
 VIEWS = (P1, P2, D1, D2)
+OWN, OTHER = (TenantScope(name, name) for name in (b"1" * 32, b"2" * 32))
 NO_ERRORS = (Cause.CLIENT_GONE, Cause.DRAINING, Cause.NO_HANDOFF)
 ERRORS = [each for each in ROWS if each[1] is not Phase.QUEUE and each[2] not in NO_ERRORS]
 D_REFUSED = (Leg.DECODE, Phase.CONNECT, Cause.REFUSED)
@@ -131,12 +135,24 @@ def test_answers_have_a_limit() -> None:
 
 def test_a_stored_response_is_looked_for_on_so_many_workers() -> None:
     """Without any limit of attempts: but a wrong id would be asked of each worker of a large fleet."""
-    failed, leg = FailedAttempts(limit=1), Leg.LOCAL
+    failed, leg = FailedAttempts(limit=1, search_limit=MOST_SEARCHED), Leg.LOCAL
     row = ROWS[leg, Phase.HEADERS, Cause.UNKNOWN_RESPONSE]
     exc = LegError("", worker="", phase=Phase.HEADERS, cause=Cause.UNKNOWN_RESPONSE, status=404)
     may = [failed.book(leg, WorkerId(f"d{at}"), exc, row, row.whole) for at in range(MOST_SEARCHED)]
     assert may == [True] * (MOST_SEARCHED - 1) + [False]
     assert failed.error() is exc
+
+
+@pytest.mark.parametrize(
+    ("client", "limit"),
+    [
+        (Client(name="", tenant=""), MOST_SEARCHED),  # anybody may have made the id up
+        (Client(name="one", tenant="one", scope=OTHER), MOST_SEARCHED),  # known to be this tenant's in another way
+        (Client(name="one", tenant="one", scope=OWN), sys.maxsize),
+    ],
+)
+def test_an_id_that_was_made_for_the_tenant_is_looked_for_on_all_workers(client: Client, limit: int) -> None:
+    assert search_limit(client, OWN.new_response_id()) == limit
 
 
 @pytest.mark.parametrize("refused", [D_REFUSED, P_REFUSED])

@@ -48,6 +48,10 @@ def config_is_valid(facts: Facts) -> Iterator[Finding]:
         yield Finding(Level.FAIL, "config", facts.config_error, "Correct the key; docs/configuration.md lists all.")
     elif facts.config is not None:
         yield Finding(Level.OK, "config", "valid")
+        for notice in facts.config.notices:
+            yield Finding(
+                Level.WARN, "config", notice, "Change the keys that it names; docs/configuration.md lists all."
+            )
 
 
 def ports_are_free(facts: Facts) -> Iterator[Finding]:

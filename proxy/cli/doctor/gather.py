@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from ...config import Draft, ProxyConfig, all_of
+from ...config import Draft, ProxyConfig, all_of, notices
 from ...connectors import CONNECTORS
 from ...connectors.nixl import READS_BACK
 from ...connectors.queries import query_of
@@ -137,6 +137,7 @@ def _config_fact(config: ProxyConfig) -> ConfigFact:
         ports.append(PortFact("curve_port", config.heartbeat_host, config.curve_port))
     cells, table_error = _table(config)
     return ConfigFact(
+        notices=tuple(notices(config)),
         ports=tuple(replace(port, error=_bind_error(port.host, port.port)) for port in ports),
         mode=config.mode,
         prefills_answer=config.prefills_answer,

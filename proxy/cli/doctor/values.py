@@ -49,6 +49,7 @@ class DataPlaneFact:
 class ConfigFact:
     """A valid config, as far as it can be checked without a proxy. `*_error` is empty if all is well."""
 
+    notices: tuple[str, ...] = ()  # of what it says in vain
     ports: tuple[PortFact, ...] = ()
     mode: str = "table"
     prefills_answer: bool = False

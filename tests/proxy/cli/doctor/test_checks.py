@@ -92,6 +92,7 @@ def assert_actionable(findings: list[Finding]) -> None:
     [
         (Facts(config_error="w_ttft = -1: must be a number of at least 0"), [(FAIL, "w_ttft = -1")]),
         (config(), [(OK, "valid")]),
+        (config(notices=("x = 1 has no effect: it needs y",)), [(OK, "valid"), (WARN, "x = 1 has no effect")]),
         (Facts(proxy=PROXY), []),
     ],
 )

@@ -127,6 +127,11 @@ async def test_keys_of_agents_are_looked_for(tmp_path: Path) -> None:
     assert await error("proxy.key_secret") == ""
 
 
+async def test_what_has_no_effect_is_kept(tmp_path: Path) -> None:
+    (notice,) = (await valid(tmp_path, "picker_shadow = true")).notices
+    assert "picker_shadow" in notice
+
+
 async def test_nothing_of_a_key_is_kept(tmp_path: Path) -> None:
     facts = await of_config(tmp_path, 'port = 0\nheartbeat_port = 0\nadmin_key = "s3cret"\nworker_api_key = "s3cret"')
     assert "s3cret" not in repr(facts)

@@ -223,9 +223,10 @@ def command(config_path: Path | None, admin_key: str, gateway: str | None, **fla
         proxy_args = ("--config", str(config_path)) if config_path else ()
         given = with_topology({**flags, "admin_key": key} if key else flags)
         check_mode(config.mode, given["topology"])
-        click.get_current_context().with_resource(own_log_folder(given["log_dir"]))
         wanted = fleet_spec(console, proxy_args=proxy_args, **given)
-        return wanted if gateway is None else with_gateway(wanted, config)
+        wanted = wanted if gateway is None else with_gateway(wanted, config)
+        click.get_current_context().with_resource(own_log_folder(wanted.log_dir))
+        return wanted
 
     async def up(spec: FleetSpec) -> None:
         async with LocalFleet(spec) as fleet:

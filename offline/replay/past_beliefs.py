@@ -140,8 +140,7 @@ class PastBeliefs:
         if turn.prompt_counted is not None:
             prompt, output = turn.prompt_counted, turn.completion_counted or 0
             calls_tool = turn.finish_reason in TOOL_CALLS
-            # Its session's mean is for the lengths of answers to come, which receipts tell as they were foreseen.
-            self._forecasts.take(AnswerEnded(turn.model, turn.number, output, None, calls_tool, now_s))
+            self._forecasts.take(AnswerEnded(turn.model, turn.number, calls_tool, now_s))
         residency = self._beliefs.residency
         on_prefill = None if before is None else before.learnt()[2]  # what P held before is kept, and not touched
         if prefill is not None and turn.route != "READBACK":

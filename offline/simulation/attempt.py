@@ -116,7 +116,7 @@ class Attempt:
         self._touches.answered(cached)
         self._touches.close()
         books.tokens.learn(MODEL, match.added, prompt - match.held_tokens, output)
-        books.forecasts.take(AnswerEnded(MODEL, match.turn, output, match.output_tokens, False, now_s))
+        books.forecasts.take(AnswerEnded(MODEL, match.turn, False, now_s))
         outcome = TurnOutcome(
             prompt_tokens=prompt,
             completion_tokens=output,

@@ -13,23 +13,29 @@ from operator import mul
 
 import msgspec
 
-from .log_histogram import LogHistogram
-
 HORIZON_S = 3600.0  # a session that stays away for longer counts as one that does not return
 SLOT_S = 30.0  # to which the ages of sessions that are waited for are known
 CURVE_S = 2.0  # for which a survival curve is used
 
 _HORIZON_SLOTS = int(HORIZON_S // SLOT_S)
-_PER_DOUBLING = 2
-_LEAST_S = 0.1
+_HALVED = 4000.0  # pauses: then all count by half, so that those seen lately count for more
+_PER_DOUBLING = 2  # bins, of equal ratio
+_LEAST_S = 0.1  # shorter pauses count in the first bin
 _PRIOR_TURNS = 4.0  # that what is believed at first is worth: half return, within 1 s to 10 minutes
 _PRIOR_FROM_S, _PRIOR_TO_S = 1.0, 600.0
 
 
-_BINS = LogHistogram(_LEAST_S, HORIZON_S, _PER_DOUBLING)
-_BEGINS = [_BINS.begin(number) for number in range(len(_BINS.counts) + 1)]
-_ENDS = _BEGINS[1:-1]  # but for the last bin, which has all that is longer
-_ENDS_SLOTS = [*(end / SLOT_S for end in _ENDS), math.inf]
+def _bin(gap_s: float) -> int:
+    return int(math.log2(gap_s / _LEAST_S) * _PER_DOUBLING) if gap_s > _LEAST_S else 0
+
+
+def _begin(number: float) -> float:
+    """Where a bin begins; between two of them for a fraction."""
+    return _LEAST_S * math.exp2(number / _PER_DOUBLING)
+
+
+BINS = _bin(HORIZON_S) + 1
+_ENDS_SLOTS = [*(_begin(number) / SLOT_S for number in range(1, BINS)), math.inf]  # the last one has all that is longer
 
 
 class PauseHabits(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -42,10 +48,10 @@ class Pauses:
     """After answers of one kind."""
 
     def __init__(self) -> None:
-        self._gaps = LogHistogram(_LEAST_S, HORIZON_S, _PER_DOUBLING)
-        first, last = self._gaps.bin(_PRIOR_FROM_S), self._gaps.bin(_PRIOR_TO_S)
-        for number in range(first, last):
-            self._gaps.add(self._gaps.begin(number + 0.5), _PRIOR_TURNS / 2 / (last - first))
+        first, last = _bin(_PRIOR_FROM_S), _bin(_PRIOR_TO_S)
+        self._gaps = [0.0] * BINS  # how many returned after such pauses
+        self._gaps[first:last] = [_PRIOR_TURNS / 2 / (last - first)] * (last - first)
+        self._returned = _PRIOR_TURNS / 2  # the sum of these
         self._never = _PRIOR_TURNS / 2
         self._waited_for: dict[int, int] = {}  # by the slot in which they ended
         self._slot: int | None = None  # in which the newest one ended: nobody is given up until another one begins
@@ -62,16 +68,18 @@ class Pauses:
 
     def returned(self, ended_s: float, gap_s: float) -> None:
         """One that is not known to be waited for teaches all the same."""
-        slot = int(ended_s // SLOT_S)
-        if gap_s > HORIZON_S:
+        if not 0.0 <= gap_s <= HORIZON_S:  # below 0 the clock jumped
             return
+        slot = int(ended_s // SLOT_S)
         if (waiting := self._waited_for.get(slot, 0)) > 1:
             self._waited_for[slot] = waiting - 1
         else:
             self._waited_for.pop(slot, None)
-        before = self._gaps.total
-        self._gaps.add(gap_s)
-        if self._gaps.total < before:
+        self._gaps[_bin(gap_s)] += 1.0
+        self._returned += 1.0
+        if self._returned > _HALVED:
+            self._gaps = [count / 2 for count in self._gaps]
+            self._returned /= 2
             self._never /= 2
 
     def _give_up(self, before_slot: int) -> None:
@@ -93,20 +101,11 @@ class Pauses:
         away, end = self.away(idle_s, now_s), self._away_for_good
         return (away - end) / away if away > end else 0.0
 
-    def time_of(self, share: float, now_s: float) -> float:
-        """When so small a share is still away."""
-        curve = self._survival(now_s)
-        for number in range(len(curve) - 1):
-            if curve[number + 1] <= share:
-                fall = curve[number] - curve[number + 1]
-                return self._gaps.begin(number + (min(1.0, (curve[number] - share) / fall) if fall > 0.0 else 0.0))
-        return HORIZON_S
-
     def _survival(self, now_s: float) -> list[float]:
         """At the begin of each bin, and at the end of the last one."""
         if self._curve and 0.0 <= now_s - self._made_s < CURVE_S:
             return self._curve
-        counts = self._gaps.counts
+        counts = self._gaps
         slots = sorted(self._waited_for)
         waiting = [0, *accumulate(map(self._waited_for.__getitem__, slots))]  # up to each slot
         newest = now_s / SLOT_S - 0.5
@@ -123,9 +122,9 @@ class Pauses:
         return curve
 
     def habits(self) -> PauseHabits:
-        return PauseHabits(list(self._gaps.counts), self._never, dict(self._waited_for))
+        return PauseHabits(list(self._gaps), self._never, dict(self._waited_for))
 
     def adopt(self, theirs: PauseHabits) -> None:
-        self._gaps.counts, self._gaps.total = list(theirs.gaps), sum(theirs.gaps)
+        self._gaps, self._returned = list(theirs.gaps), sum(theirs.gaps)
         self._never, self._waited_for, self._curve = theirs.never, dict(sorted(theirs.waited_for.items())), []
         self._slot = None

@@ -215,8 +215,7 @@ class Learner(ReceiptEnds):
         is_whole = match.source is not None or request.prompt.previous_response_id is None
         self._tokens.learn(request.model, match.added if is_whole else (), prompt - match.held_tokens, completion)
         if request.choices == 1:
-            habit = AnswerEnded(request.model, match.turn, completion, match.output_tokens, calls_tool, now_s)
-            self._forecasts.learn(habit)
+            self._forecasts.learn(AnswerEnded(request.model, match.turn, calls_tool, now_s))
         if attempt.count is not None:
             self._count_checks.learn(attempt.count, prompt)
         prefill, residency = decision.prefill, self._beliefs.residency

@@ -133,14 +133,13 @@ def measured_too_far(state: State) -> None:
 def stayed(state: State) -> None:
     for number in range(30):
         at_s = state.now() - number
-        state.forecasts.learn(AnswerEnded("m", 1, 900, None, True, at_s - 5.0))
+        state.forecasts.learn(AnswerEnded("m", 1, True, at_s - 5.0))
         state.forecasts.learn(SessionReturned("m", 1, True, at_s - 5.0, at_s))
 
 
 def forecast(state: State) -> object:
     asked: Any = {"calls_tool": True, "idle_s": 1.0, "now_s": state.now() + 10.0}
-    forecasts = state.forecasts
-    return forecasts.output("m", None, 1), forecasts.chance_of_return("m", 1, **asked)
+    return state.forecasts.chance_of_return("m", 1, **asked)
 
 
 TAUGHT: dict[str, tuple[Callable[[State], Any], Callable[[State], Any]]] = {

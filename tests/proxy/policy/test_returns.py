@@ -49,7 +49,7 @@ class World:
         self.returns = Returns(self.sessions, self.beliefs, self.forecasts)
         for number in range(100):
             ended_s = NOW_S - 4900.0 + number
-            self.forecasts.take(AnswerEnded(MODEL, 1, 100, None, False, ended_s))
+            self.forecasts.take(AnswerEnded(MODEL, 1, False, ended_s))
             if number % 10:
                 self.forecasts.take(SessionReturned(MODEL, 1, False, ended_s, ended_s + 10.0))
 

@@ -170,7 +170,6 @@ def test_answers_and_returns_make_forecasts() -> None:
     state = state_of()
     for _ in range(30):
         complete(state, LOCAL, answered(), None)
-    assert state.forecasts.output(NEXT.model, None, 1).median == pytest.approx(41, rel=0.2)
     learner = Learner(state, Drain(), None)
     match = replace(state.sessions.find(parse().prompt, LAST_S), turn=2, ended_s=LAST_S)
     before = chance_of_return(state, LAST_S + 3600.0)

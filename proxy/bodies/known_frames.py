@@ -63,10 +63,10 @@ class KnownFrames:
         reader = PromptReader(rules.hasher, known.template)
         try:
             chain = reader.chat(frame.head, raw, prefills=False)
-            explicit_id = session_name(headers, known.fields, read_short, None)
+            named = session_name(headers, known.fields, read_short, None)
         except (RequestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
-        label = label_of(rules.hasher, frame.scope, explicit_id) if explicit_id else None
+        label = label_of(rules.hasher, frame.scope, named) if named else None
         fields = Members(known.fields, body)
         fields[_MEMBER] = raw
         return replace(
@@ -74,7 +74,6 @@ class KnownFrames:
             fields=fields,
             prompt=replace(known.prompt, chain=chain, label=label),
             prompt_bytes=chain.size,
-            explicit_id=explicit_id,
             has_media=reader.has_media,
         )
 
@@ -100,7 +99,7 @@ class KnownFrames:
         head = PromptReader(rules.hasher, request.template, scope).head(request.cache_salt, {})
         others = {member: msgspec.Raw(b"" if member == _MEMBER else bytes(raw)) for member, raw in fields.items()}
         prompt = replace(request.prompt, chain=Chain((0,), (0,), rules.hasher), label=None)
-        known = replace(request, fields=others, prompt=prompt, explicit_id=None)
+        known = replace(request, fields=others, prompt=prompt)
         self._known[name] = _Frame(known, scope, head)
 
 

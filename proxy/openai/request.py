@@ -66,7 +66,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt_bytes: int
     fields: Fields  # the body's members as they came, including those never forwarded
     prompt: Prompt
-    explicit_id: str | None
     cache_salt: str = ""  # as workers get it: a tenant's own is joined with the client's
     template: Template = PLAIN
     priority: int | None = None  # vLLM's member: lower is earlier
@@ -218,8 +217,7 @@ def request_of(
         known = ReadPrompt(chain, count, _opener(endpoint, fields) if is_named_by_opener else None, reader.has_media)
     chain, opener = known.chain, known.opener
     choices = known.count * _count(values, "n")
-    explicit_id = session_name(headers, fields, read_short, _NAMES.get(endpoint))
-    named = opener or explicit_id
+    named = opener or session_name(headers, fields, read_short, _NAMES.get(endpoint))
     return Request(
         endpoint=endpoint,
         model=model,
@@ -238,7 +236,6 @@ def request_of(
             previous_response_id=values.get("previous_response_id"),
             response_scope=scope if endpoint is Endpoint.RESPONSES else None,
         ),
-        explicit_id=explicit_id,
         cache_salt=salt,
         template=template,
         priority=_priority(values),

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from ppd.proxy.config import SessionKey
-from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
+from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, label_of, parse_request, scope_of
 from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.templates import NO_TEMPLATES, Templates
 
@@ -34,6 +34,11 @@ def parse(
     default = "hi" if endpoint in (COMPLETIONS, RESPONSES) else [USER]
     body = {"model": "m", PROMPT_MEMBER[endpoint]: default if prompt is None else prompt, **members}
     return parse_bytes(json.dumps(body).encode(), endpoint, templates=templates)
+
+
+def label(name: str | None, endpoint: Endpoint = CHAT) -> int | None:
+    """Of a request as `parse` makes it, whose client names its conversation so."""
+    return label_of(HASHER, scope_of(endpoint, HASHER, "t", "m"), name)
 
 
 def keys(*messages: dict[str, Any], endpoint: Endpoint = CHAT, **members: Any) -> tuple[int, ...]:

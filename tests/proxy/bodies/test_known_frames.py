@@ -17,7 +17,7 @@ from ppd.proxy.config import SessionKey
 from ppd.proxy.connectors import plain_leg
 from ppd.proxy.errors import RequestError
 from ppd.proxy.openai.body_members import SHORT_BYTES
-from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
+from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, label_of, parse_request, scope_of
 from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.templates import Templates
 from ppd.proxy.sessions.text_cuts import cuts_of
@@ -178,7 +178,8 @@ def test_an_id_of_the_body_is_read_where_no_header_has_one() -> None:
     first, body = chat(USER, conversation_id={}), chat(USER, REPLY, USER, conversation_id={})
     frames = taught(first, headers={"x-session-id": "named"})
     found = frames.request(body, {"x-session-id": "other"}, RULES)
-    assert found is not None and found.explicit_id == "other"
+    scope = scope_of(Endpoint.CHAT, RULES.hasher, "t", "m")
+    assert found is not None and found.prompt.label == label_of(RULES.hasher, scope, "other")
     assert frames.request(body, {}, RULES) is None and parsed(body, {}) is None
 
 

@@ -22,6 +22,7 @@ from tests.support.requests import (
     USER,
     assistant,
     image,
+    label,
     parse,
     parse_bytes,
     text,
@@ -126,30 +127,28 @@ def test_prompt_bytes_are_those_of_what_the_model_reads() -> None:
 )
 def test_explicit_ids_in_their_order(headers: dict[str, str], members: dict[str, Any], expected: str | None) -> None:
     body = json.dumps({"model": "m", "messages": [USER], **members}).encode()
-    request = parse_bytes(body, headers=headers)
-    assert request.explicit_id == expected
-    assert (request.prompt.label is None) == (expected is None)
+    assert parse_bytes(body, headers=headers).prompt.label == label(expected)
 
 
 @pytest.mark.parametrize("conversation", ["conv_1", {"id": "conv_1"}])
 def test_a_responses_conversation_is_an_id(conversation: Any) -> None:
-    assert parse(RESPONSES, conversation=conversation).explicit_id == "conv_1"
+    assert parse(RESPONSES, conversation=conversation).prompt.label == label("conv_1", RESPONSES)
 
 
 def test_ids_mean_something_only_to_one_tenant_model_and_endpoint() -> None:
-    def label(tenant: str, model: str, endpoint: Endpoint, id: str) -> int | None:
+    def labelled(tenant: str, model: str, endpoint: Endpoint, id: str) -> int | None:
         body = json.dumps({"model": model, "messages": [USER]}).encode()
         return parse_bytes(body, endpoint, {"x-session-id": id}, tenant).prompt.label
 
     labels = {
-        label("t", "m", CHAT, "1"),
-        label("u", "m", CHAT, "1"),
-        label("t", "n", CHAT, "1"),
-        label("t", "m", MESSAGES, "1"),
-        label("t", "m", CHAT, "2"),
+        labelled("t", "m", CHAT, "1"),
+        labelled("u", "m", CHAT, "1"),
+        labelled("t", "n", CHAT, "1"),
+        labelled("t", "m", MESSAGES, "1"),
+        labelled("t", "m", CHAT, "2"),
     }
     assert len(labels) == 5
-    assert label("t", "m", CHAT, "1") in labels
+    assert labelled("t", "m", CHAT, "1") in labels
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def calling(lines: list[str], shown: dict[str, Any]) -> Iterator[Any]:
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_a_product_names_its_conversation_in_each_request(product: str) -> None:
     lines = [json.loads(line) for line in (FOLDER / f"{product}.jsonl").read_text().splitlines()]
-    names = {parse_bytes(json.dumps(line["body"]).encode(), Endpoint(line["endpoint"])).explicit_id for line in lines}
+    names = {parse_bytes(json.dumps(line["body"]).encode(), Endpoint(line["endpoint"])).prompt.label for line in lines}
     assert len(names) == 1
     assert names != {None}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.requests import CHAT, MESSAGES, parse
+from tests.support.requests import CHAT, MESSAGES, label, parse
 
 UUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
 CLAUDE_CODE = f"user_{'a1' * 32}_account_{UUID.replace('0', '1')}_session_{UUID}"
@@ -36,15 +36,16 @@ CLAUDE_CODE = f"user_{'a1' * 32}_account_{UUID.replace('0', '1')}_session_{UUID}
     ],
 )
 def test_claude_code_names_its_session_in_the_users_id(metadata: Any, name: str | None) -> None:
-    assert parse(MESSAGES, metadata=metadata).explicit_id == name
+    assert parse(MESSAGES, metadata=metadata).prompt.label == label(name, MESSAGES)
 
 
 def test_another_name_comes_before_it() -> None:
-    assert parse(MESSAGES, metadata={"user_id": CLAUDE_CODE}, session_id="mine").explicit_id == "mine"
+    request = parse(MESSAGES, metadata={"user_id": CLAUDE_CODE}, session_id="mine")
+    assert request.prompt.label == label("mine", MESSAGES)
 
 
 def test_other_endpoints_metadata_names_nothing() -> None:
-    assert parse(CHAT, metadata={"user_id": CLAUDE_CODE}).explicit_id is None
+    assert parse(CHAT, metadata={"user_id": CLAUDE_CODE}).prompt.label is None
 
 
 def test_a_session_is_one_whatever_the_account() -> None:

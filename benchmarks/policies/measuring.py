@@ -168,7 +168,7 @@ class Search:
         """slo: None: played to its end."""
         self.windows += 1
         setting = self._method.setting(self._cell, self._mode, rate=rate, seed=seed, targets=told)
-        profile = (setting.idle or setting.setup.profile).to_engine()
+        profile = (setting.idle or setting.setup.profile).costs
         prompts = traces.load(self._cell.trace, self._method.data)
         limits = _bounds(self._cell.trace, self._method.data, setting.playback, profile.step_s)
         window = JudgedWindow.within(limits, setting.playback, profile, slo)
@@ -202,7 +202,7 @@ class Search:
         return self._attained_turns(window.played, slo)
 
     def _attained_turns(self, turns: Sequence[PlayedTurn], slo: Slo) -> Attainment:
-        return attainment(turns, slo, _profile(self._method.hardware, self._method.connector).to_engine())
+        return attainment(turns, slo, _profile(self._method.hardware, self._method.connector).costs)
 
 
 def computed(turns: Sequence[PlayedTurn]) -> dict[str, float]:

@@ -34,7 +34,7 @@ class Trials:
         return self._whole.get(rate) or self._play(rate, None)
 
     def met_at(self, rate: float, slo: Slo) -> Attainment:
-        return attainment(self.at(rate).played, slo, self.setup.profile.to_engine())
+        return attainment(self.at(rate).played, slo, self.setup.profile.costs)
 
     def passes(self, rate: float, slo: Slo) -> bool:
         """A window that could not be filled fails: its sessions hardly get to their later turns."""
@@ -70,7 +70,7 @@ class Trials:
 
     def _play(self, rate: float, slo: Slo | None) -> JudgedWindow:
         self.played += 1
-        playback, profile = replace(self.playback, rate=rate), self.setup.profile.to_engine()
+        playback, profile = replace(self.playback, rate=rate), self.setup.profile.costs
         if self._pace is None:
             self._pace = TurnPace.of(self.prompts, profile.step_s)
         limits = bounds(self.prompts, playback, self._pace)

@@ -50,7 +50,7 @@ class Setup:
 
     def costs(self, role: Role, topology: str = "", worker: str = "") -> EngineProfile:
         """Of steps, with the budget of their tokens, of requests, and of what the worker sends."""
-        costs, slow = self.costs_of.get(role) or self.profile.to_engine(), self.slow
+        costs, slow = self.costs_of.get(role) or self.profile.costs, self.slow
         return slow.costs(costs) if slow is not None and (slow.topology, slow.worker) == (topology, worker) else costs
 
     def origin(self, run: Run) -> Origin:

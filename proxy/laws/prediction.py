@@ -33,7 +33,6 @@ class Prediction(msgspec.Struct, frozen=True, gc=False):
     transfer_s: float = 0.0  # for the KV that is moved, links being idle
     link_s: float = 0.0  # of that, how long the handoff keeps the links of both from others
     fetch_link_s: float = 0.0  # the same for what is fetched before the prompt is computed
-    moved_tokens: int = 0
     ttft_factor: float = 0.0  # that is in `ttft_s`; 0: that of the engine that computes the prompt
     tpot_factor: float = 0.0
 
@@ -314,7 +313,6 @@ def on_one(at: Outlook, work: Work) -> Prediction:
         work.transfer_s,
         0.0,
         work.link_s,
-        work.fetched_tokens,
         laws.ttft_factor,
         laws.tpot_factor,
     )
@@ -338,7 +336,6 @@ def on_two(prefill: Outlook, work: Work, decode: Outlook, missing_tokens: int) -
         transfer_s + work.transfer_s,
         link_s,
         work.link_s,
-        missing_tokens + work.fetched_tokens,
         ttft_factor,
         decode.laws.tpot_factor,
     )

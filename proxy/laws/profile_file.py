@@ -167,9 +167,6 @@ class ProfileFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def num_blocks(self) -> int:
         return self.kv_capacity_tokens // self.block_size
 
-    def to_engine(self) -> EngineProfile:
-        return self.costs
-
     @property
     def reach(self) -> FittedRange | None:
         """None: it states none."""

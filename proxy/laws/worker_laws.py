@@ -71,7 +71,7 @@ class WorkerLaws:
     """See the protocol `Laws`. Corrections are the same in all processes of a proxy."""
 
     def __init__(self, profiles: Profiles | None = None) -> None:
-        self._profiles = profiles or Profiles()
+        self.profiles = profiles or Profiles()
         self._configs = 0  # read since the start
         self._now_s = 0.0
         self.resets = 0
@@ -93,15 +93,11 @@ class WorkerLaws:
     def version(self) -> str:
         return f"{self._configs}.{self.resets}.{self._corrections.turns}"
 
-    @property
-    def profiles(self) -> Profiles:
-        return self._profiles
-
     def use(self, profiles: Profiles) -> None:
         """From a config that was read again."""
-        if profiles.is_in(self._profiles):
+        if profiles.is_in(self.profiles):
             return
-        self._profiles = profiles
+        self.profiles = profiles
         self._configs += 1
         self._clear()
 
@@ -115,7 +111,7 @@ class WorkerLaws:
 
     def _look_up(self, view: WorkerView) -> EngineLaws | None:
         worker, laws = view.worker, None
-        if (profile := self._profiles.of(worker)) is not None:
+        if (profile := self.profiles.of(worker)) is not None:
             likes, engine = likes_of(profile.name, worker), (worker.address, view.incarnation)
             laws = EngineLaws(
                 profile=profile.name,

@@ -17,7 +17,7 @@ from tests.support.decisions import rules
 from tests.support.stepped_engine import profile_of
 
 SETUP = Setup(profile=profile_of())
-PROFILE = SETUP.profile.to_engine()
+PROFILE = SETUP.profile.costs
 FIRST = TracedTurn(new_tokens=8000, output_tokens=128)
 LATER = TracedTurn(new_tokens=512, output_tokens=128, think_s=10.0)
 PROMPTS = traced_prompts([TracedConversation(str(at), None, (FIRST, LATER, LATER, LATER)) for at in range(64)])

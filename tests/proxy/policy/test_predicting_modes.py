@@ -11,7 +11,7 @@ from ppd.proxy.config import Mode
 from ppd.proxy.fleet.view import RecentPrompts, WorkerView
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.laws.prediction import EngineLaws
-from ppd.proxy.laws.step_time import EngineProfile
+from ppd.proxy.laws.step_time import EngineProfile, transfer_time_s
 from ppd.proxy.laws.targets import SloTargets, miss
 from ppd.proxy.policy import Decision, Route, Rules, Turn
 from ppd.proxy.policy.decision import Readable
@@ -195,7 +195,7 @@ def test_kv_is_fetched_where_that_may_be_and_pays() -> None:
     assert decision.source is not None
     assert (decision.source.name, decision.fetched_tokens) == ("D2", 20_000)
     assert decision.prediction is not None
-    assert decision.prediction.moved_tokens == 20_000
+    assert decision.prediction.transfer_s == transfer_time_s(EngineProfile(), 20_000)
     idle = decided(LATER, D1, D2, fetches_kv=True)
     assert (idle.decode.name, idle.source) == ("D2", None)
 
@@ -244,7 +244,7 @@ def test_who_holds_the_history_lends_itself_where_that_may_be_and_pays(
     if expected:
         assert decision.route is Route.SPLIT
         assert decision.prediction is not None
-        assert decision.prediction.moved_tokens == 20_100
+        assert decision.prediction.transfer_s == transfer_time_s(EngineProfile(), 20_100)
         estimates = decision.estimates(turn)
         assert (estimates.is_lent, estimates.new_on_prefill_tokens) == (True, 100)
 
@@ -377,7 +377,8 @@ def test_p_reads_a_history_back_where_that_is_the_best_way(
         assert decision.prediction is not None
         assert split.prediction is not None
         assert decision.prediction.ttft_s < split.prediction.ttft_s, "P computes 4,000 tokens in place of 24,000"
-        assert decision.prediction.moved_tokens == 24_000
+        moved_s = [transfer_time_s(EngineProfile(), tokens) for tokens in (4_000, 20_000)]
+        assert decision.prediction.transfer_s == sum(moved_s), "what D lacks, and what P reads back"
 
 
 def test_it_is_said_why_nothing_is_read_back_where_it_could_be() -> None:

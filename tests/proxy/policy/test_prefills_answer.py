@@ -52,7 +52,7 @@ def test_a_p_answers_where_that_may_be_and_pays(turn: Turn, fleet: tuple[WorkerV
     if answering(decision).startswith("P"):
         assert (decision.route, decision.lender) == (Route.REPLICA, None)
         assert decision.prediction is not None
-        assert decision.prediction.moved_tokens == 0
+        assert decision.prediction.transfer_s == 0.0
         assert decision.estimates(turn).new_on_prefill_tokens == 0, "all of it is booked as one leg"
 
 

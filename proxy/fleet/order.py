@@ -293,8 +293,8 @@ class RankRule(msgspec.Struct, frozen=True, gc=False):
 
     rank_of: Callable[[WorkerView], Rank]
     sorts_as: Callable[[WorkerView], Rank]  # as of `LoadOrder.by`
-    now_s: float
-    slow_start_s: float
+    now_s: float = 0.0
+    slow_start_s: float = 0.0
     apart: Collection[WorkerId] = ()
 
     def set_apart(self, order: LoadOrder, ranked: Ranked) -> set[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence, Set
+from typing import Protocol
 
 from .view import WorkerView
 
@@ -13,20 +14,26 @@ Rank = tuple[float, ...]
 """The least is the best."""
 
 
-def load_rank(view: WorkerView, factor: float = 1.0) -> Rank:
-    """For a leg that answers. KV in use is as the engine last reported it; what was placed there since counts at once.
+class FactorRank(Protocol):
+    def __call__(self, view: WorkerView, factor: float = 1.0, /) -> Rank:
+        """factor: by which the worker counts as less loaded; below 1 during its slow start."""
 
-    factor: by which the worker counts as less loaded; below 1 during its slow start.
-    """
-    load, requests, queued = view.load, (view.requests + 1) / factor, view.queued_prefill_tokens / factor
-    placed = view.placed_tokens / load.kv_capacity_tokens if load.kv_capacity_tokens else 0.0
-    return (load.kv_usage >= KV_FULL, requests, queued, round(load.kv_usage + placed, 2), view.placed_tokens / factor)
+
+def kv_usage(view: WorkerView) -> float:
+    """The share of KV in use: as the engine last reported it, and what was placed there since."""
+    capacity = view.load.kv_capacity_tokens
+    return view.load.kv_usage + (view.placed_tokens / capacity if capacity else 0.0)
 
 
 def kv_rank(view: WorkerView) -> Rank:
-    """By the share of KV in use: as the engine last reported it, and what was placed there since."""
-    load = view.load
-    return (load.kv_usage + (view.placed_tokens / load.kv_capacity_tokens if load.kv_capacity_tokens else 0.0),)
+    return (kv_usage(view),)
+
+
+def load_rank(view: WorkerView, factor: float = 1.0) -> Rank:
+    """For a leg that answers. What was placed there since the engine's last report counts at once."""
+    requests, queued = (view.requests + 1) / factor, view.queued_prefill_tokens / factor
+    is_full = view.load.kv_usage >= KV_FULL
+    return (is_full, requests, queued, round(kv_usage(view), 2), view.placed_tokens / factor)
 
 
 def prefill_rank(view: WorkerView) -> Rank:

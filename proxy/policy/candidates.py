@@ -53,10 +53,13 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
     is_unsplit: bool = False  # there are P, and none whose connector could split a turn of this endpoint
 
     def prefills_for(self, decode: WorkerView) -> Sequence[WorkerView]:
-        kinds = None if self._bars_pairs() else pairing_kinds(self.prefills)
+        """The P that can hand over to this D."""
+        if self._bars_pairs():
+            return [view for view in self.prefills if self.can_hand_over(view, decode)]
+        kinds = pairing_kinds(self.prefills)
         if kinds is not None and all(can_pair(kind, decode.worker) for kind in kinds):
             return self.prefills
-        return [view for view in self.prefills if self.can_hand_over(view, decode)]
+        return [view for view in self.prefills if can_pair(view.worker, decode.worker)]
 
     def decode_for(self, turn: Turn) -> WorkerView | None:
         """To which a P would hand over.
@@ -109,10 +112,11 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
         """The P that can read KV back from this D, and hand over to it; in most fleets none."""
         if not reads_back(decode.worker) or decode.worker.has_sidecar:
             return ()
-        kinds = None if self._bars_pairs() else pairing_kinds(self.prefills)
-        if kinds is not None and all(reads_back(kind) and can_pair(kind, decode.worker) for kind in kinds):
-            return self.prefills
-        return [view for view in self.prefills if reads_back(view.worker) and self.can_hand_over(view, decode)]
+        able = self.prefills_for(decode)
+        kinds = pairing_kinds(able)
+        if kinds is not None and all(map(reads_back, kinds)):
+            return able
+        return [view for view in able if reads_back(view.worker)]
 
     def prefills_answer(self, turn: Turn) -> bool:
         """Whether a P may answer this turn alone, as an R does.

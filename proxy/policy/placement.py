@@ -11,7 +11,7 @@ import msgspec
 from ..beliefs.held import BeliefEvidence, Held
 from ..connectors import answers_alone, can_pair, takes_either_leg
 from ..fleet.order import RankRule, least_ranked, mean_recent_tokens, mean_requests, of_workers
-from ..fleet.ranking import KV_FULL, Rank, load_rank, prefill_rank
+from ..fleet.ranking import KV_FULL, FactorRank, Rank, load_rank, prefill_rank
 from ..fleet.rendezvous import spread
 from ..fleet.view import Fleet, WorkerView
 from ..fleet.worker import Role, Worker, WorkerId
@@ -45,11 +45,10 @@ class SlowStart(msgspec.Struct, frozen=True, gc=False):
         """Where none of its workers is young, all factors are 1 without a look at any."""
         return cls(now_s, warm_up_s if now_s - fleet.newest_s < warm_up_s else 0.0)
 
-    def by(self, rank: Callable[[WorkerView, float], Rank], sorts_as: Callable[[WorkerView], Rank]) -> RankRule:
-        """rank: of a worker and its factor; sorts_as: the same where that is 1."""
+    def by(self, rank_of: FactorRank) -> RankRule:
         if self.warm_up_s <= 0.0:
-            return self.rule(sorts_as, sorts_as)
-        return self.rule(lambda view: rank(view, self(view)), sorts_as)
+            return self.rule(rank_of, rank_of)
+        return self.rule(lambda view: rank_of(view, self(view)), rank_of)
 
     def rule(
         self,
@@ -83,7 +82,7 @@ def pick_decode(turn: Turn, candidates: Sequence[WorkerView], slow_start: SlowSt
     if last is not None and turn.lost != "decode_restarted" and not is_overloaded(last, candidates):
         least: WorkerView | None = last
     else:
-        least = pick_least(candidates, slow_start.by(load_rank, load_rank), turn.session_id)
+        least = pick_least(candidates, slow_start.by(load_rank), turn.session_id)
     holders = _at_ease(_holders(turn, candidates), candidates, turn.prompt_tokens)
     if least is None or not holders:
         return least

@@ -50,7 +50,7 @@ RECORDED = 8  # candidates of one decision
 _LOCAL, _SPLIT, _REPLICA, _READBACK = Route.LOCAL, Route.SPLIT, Route.REPLICA, Route.READBACK
 _PREFILL_FIRST = StageOrder.PREFILL_FIRST
 _TOTAL, _HELD = itemgetter(0), attrgetter("held")
-BY_WORK = RankRule(prefill_work_rank, prefill_work_rank, now_s=0.0, slow_start_s=0.0)  # of P
+BY_WORK = RankRule(prefill_work_rank, prefill_work_rank)  # of P
 
 
 class Way(msgspec.Struct, frozen=True, gc=False):
@@ -265,7 +265,7 @@ class _Looks:
 def _shortlist(turn: Turn, views: Sequence[WorkerView], candidates: Candidates, looks: _Looks) -> Sequence[WorkerView]:
     if len(views) <= ALL:
         return views
-    rule = candidates.slow_start.by(work_rank, work_rank)
+    rule = candidates.slow_start.by(work_rank)
     chosen = largest(views, looks.held.items(), HOLDERS)
     chosen += of_workers(views, [worker for worker in (turn.decode, turn.affinity) if worker is not None])
     chosen += first_ranked(views, rule, LEAST_LOADED)

@@ -13,7 +13,7 @@ from ..decision import Candidate, Preference, Route, Rules, Turn
 from ..placement import own_worker, pick_least, pick_prefill, route_alone
 from .fixed import appends
 
-BY_KV = RankRule(kv_rank, kv_rank, now_s=0.0, slow_start_s=0.0)
+BY_KV = RankRule(kv_rank, kv_rank)
 
 
 def by_hash(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:

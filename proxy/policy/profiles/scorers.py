@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from ...fleet.ranking import kv_usage
 from ...fleet.view import WorkerView
 from .scene import Scene
 
@@ -52,11 +53,6 @@ class KvUsageScorer(msgspec.Struct, frozen=True):
 
     def scores(self, scene: Scene, views: Sequence[WorkerView]) -> list[float]:
         return [1.0 - kv_usage(view) for view in views]
-
-
-def kv_usage(view: WorkerView) -> float:
-    capacity = view.load.kv_capacity_tokens
-    return view.load.kv_usage + (view.placed_tokens / capacity if capacity else 0.0)
 
 
 class LoadAwareScorer(msgspec.Struct, frozen=True):

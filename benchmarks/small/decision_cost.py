@@ -146,7 +146,7 @@ async def parts(one: TurnBench, name: str, number: int) -> dict[str, float]:
         AnswerObserver(request.endpoint, ReplyKey(request)).observe_body(ANSWER)
 
     def reserve() -> None:
-        state.registry.release(worker, state.registry.reserve(worker, 100))
+        state.registry.release(worker, state.registry.reserve(worker))
 
     steps: dict[str, Callable[[], object]] = {
         "parse_request": lambda: one.parse(last),

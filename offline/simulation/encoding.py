@@ -94,7 +94,7 @@ class Encoding:
 
         for view, batch in choices.batches:
             queued = self._encoders[view.id].running + len(batch)
-            used = self._registry.reserve(view.id, 0)
+            used = self._registry.reserve(view.id)
             self._encoders[view.id].encode([item.name for item in batch], partial(encoded, view, batch, queued, used))
         if not choices.batches:
             go(computed, is_late)

@@ -134,7 +134,7 @@ class EncoderLegs:
         record.legs.append(noted)
         breakers.began(view.id, asked_s)
         encoded = self._chooser.until_encoded(turn, view, items)
-        used = self._registry.reserve(view.id, 0)
+        used = self._registry.reserve(view.id)
         try:
             found = await self._asked(turn, view, items, leg_id)
         except LegError as exc:

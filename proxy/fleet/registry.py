@@ -218,7 +218,8 @@ class Registry:
         used = self.uses.own.get(worker_id)
         if used is not None:
             used.begin(leg, now_s)
-            self._placed(used, leg.placed_tokens)
+            if leg.placed_tokens and self.uses.placed(used, leg.placed_tokens):
+                self._changed.update(self.uses.own)
             self.use_changed(worker_id, used, legs=True)
         return used
 
@@ -229,17 +230,19 @@ class Registry:
             if (replicated := self.uses.replicated) is not None:
                 replicated.changed(worker_id, legs)
 
-    def reserve(self, worker_id: WorkerId, prefill_tokens: int, placed_tokens: int = 0) -> Use | None:
+    def reserve(self, worker_id: WorkerId) -> Use | None:
         """A request that is no turn's. `release` takes what comes of it; None: the worker has left."""
         used = self.uses.own.get(worker_id)
         if used is not None:
-            self._add(worker_id, used, 1, prefill_tokens, placed_tokens)
+            used.inflight += 1
+            self.use_changed(worker_id, used, legs=True)
         return used
 
     def release(self, worker_id: WorkerId, used: Use | None) -> None:
         """Of a worker that has left and is back meanwhile it changes nothing: those there now are others."""
         if used is not None:
-            self._add(worker_id, used, -1, 0)
+            used.inflight = max(0, used.inflight - 1)
+            self.use_changed(worker_id, used, legs=True)
 
     def answered(self, worker_id: WorkerId) -> None:
         """The worker has sent some of an answer; told once a second."""
@@ -349,17 +352,6 @@ class Registry:
         self._names.adopt(view.role, view.id, view.name)
         _, is_ours, joined = view.incarnation.rpartition(JOINED)
         self._joined = max(self._joined, int(joined) if is_ours and joined.isdecimal() else 0)
-
-    def _add(self, worker_id: WorkerId, used: Use, inflight: int, tokens: int, placed: int = 0) -> None:
-        used.inflight = max(0, used.inflight + inflight)
-        used.queued_prefill_tokens = max(0, used.queued_prefill_tokens + tokens)
-        used.placed_tokens += placed
-        self._placed(used, placed)
-        self.use_changed(worker_id, used, legs=True)
-
-    def _placed(self, used: Use, tokens: int) -> None:
-        if tokens and self.uses.placed(used, tokens):
-            self._changed.update(self.uses.own)
 
     def _catch_up(self) -> None:
         if not self._changed:

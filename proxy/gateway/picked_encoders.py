@@ -27,7 +27,7 @@ class PickedEncoders:
         self._began_s = state.now()
         self.record = EncoderRecord(began_s=self._began_s - turn.started_s)
         self._note()
-        self._uses = [state.registry.reserve(view.id, 0) for view, _ in choices.batches]
+        self._uses = [state.registry.reserve(view.id) for view, _ in choices.batches]
         for view, _ in choices.batches:
             state.health.breakers.began(view.id, self._began_s)
 

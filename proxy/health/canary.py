@@ -284,7 +284,7 @@ class Canary:
 
     async def _ask(self, call: Call, leg: LegRequest) -> bytes:
         worker = call.worker_id
-        used = self._registry.reserve(worker, 0)
+        used = self._registry.reserve(worker)
         try:
             async with (
                 asyncio.timeout(self._timeouts.connect_s + LIMIT_S),

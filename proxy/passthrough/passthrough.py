@@ -254,7 +254,7 @@ class Passthrough:
     async def _ask(self, permit: Permit, view: WorkerView, asked: _Asked, bill: _Bill) -> Forwarded:
         """The answer from its first bytes on; LegError for one that the client must not see."""
         answer: Answer | None = None
-        used = self._registry.reserve(view.id, 0)
+        used = self._registry.reserve(view.id)
         try:
             answer = await self._upstream.ask(
                 Call(view.worker),

@@ -176,7 +176,7 @@ class HandoffRelease:
             least = prefill_fields(endpoint, fields, engine_version(decode.worker.engine_version))
         connector, pair = CONNECTORS[prefill.worker.connector], Pair(prefill.worker, decode.worker)
         leg = connector.decode_leg(endpoint, least, pair, attempt.leg_id("f"), handoff)
-        used = self._registry.reserve(decode.id, 0)
+        used = self._registry.reserve(decode.id)
         try:
             async with self._upstream.answer(
                 Call(decode.worker, once=True, expiry=attempt.expiry),

@@ -152,7 +152,7 @@ def test_what_an_encoder_takes_is_learnt_from_its_legs(state: State, clock: Fake
     for number in range(20):
         item = replace(made.request.media[0], name=f"{number}")
         ahead = number % 3
-        uses = [state.registry.reserve(encoder.id, 0) for _ in range(ahead)]
+        uses = [state.registry.reserve(encoder.id) for _ in range(ahead)]
         encoded = state.encoders.until_encoded(made, encoder, [item])
         clock.advance(0.1 * (1 + ahead))
         encoded()

@@ -65,7 +65,7 @@ def test_a_new_engine_at_the_same_address_starts_over() -> None:
         worker = Worker(role=Role.DECODE, address="a:1", incarnation=incarnation, source=Source.AGENT)
         registry.apply(Announcement(worker, IDLE), 0.0)
         for _ in range(START):
-            registry.reserve(worker.id, 10)
+            registry.reserve(worker.id)
         if incarnation == "1":
             registry.loaded(worker.id, load(START), 0.0)
         (view,) = registry.views()

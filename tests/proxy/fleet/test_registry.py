@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as replace_struct
 
 from ppd.proxy.connectors import can_pair
-from ppd.proxy.fleet.ledger import RECENT_TOKENS, Use
+from ppd.proxy.fleet.ledger import RECENT_TOKENS, LegWork, Use
 from ppd.proxy.fleet.order import MODELS_KEPT
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns
@@ -62,7 +62,7 @@ def test_static_workers_do_not_expire_but_go_down_and_up_by_probes() -> None:
 
 def test_a_new_incarnation_is_seen_and_what_is_in_flight_there_stays_counted() -> None:
     registry = heard(Announcement(D))
-    registry.reserve(D.id, 0)
+    registry.reserve(D.id)
     registry.apply(Announcement(replace(D, incarnation="b")), 1.0)
     view = only(registry)
     assert (view.incarnation, view.inflight) == ("b", 1)
@@ -188,7 +188,10 @@ def test_answers_of_every_process_are_signs_of_life_and_none_is_forgotten() -> N
 def test_what_was_placed_counts_until_the_engine_reports_its_load(reported: Load) -> None:
     registry = heard(Announcement(D, Load()))
     for _ in range(2):
-        registry.release(D.id, registry.reserve(D.id, 100, placed_tokens=300))
+        leg = LegWork(placed_tokens=300)
+        used = registry.begin(D.id, leg, 0.0)
+        assert used is not None
+        used.end(leg)
     registry.used_by(1, D.id, Use(placed_tokens=50))
     assert only(registry).placed_tokens == 650, "ended turns too, as the engine has not told what became of them"
     registry.apply(Announcement(D), 1.0)
@@ -200,10 +203,10 @@ def test_what_was_placed_counts_until_the_engine_reports_its_load(reported: Load
 def test_what_was_brought_lately_counts_on_and_halves_as_more_comes_anywhere() -> None:
     other = replace(D, address="d:2")
     registry = heard(Announcement(D, Load()), Announcement(other, Load()))
-    registry.reserve(D.id, 100, placed_tokens=RECENT_TOKENS)
+    registry.begin(D.id, LegWork(placed_tokens=RECENT_TOKENS), 0.0)
     registry.loaded(D.id, Load(kv_usage=0.2), 2.0)
     assert [view.recent_tokens for view in registry.views()] == [RECENT_TOKENS, 0], "whatever the engine reports"
-    registry.reserve(other.id, 100, placed_tokens=RECENT_TOKENS + 2)
+    registry.begin(other.id, LegWork(placed_tokens=RECENT_TOKENS + 2), 0.0)
     assert [view.recent_tokens for view in registry.views()] == [RECENT_TOKENS // 2, RECENT_TOKENS // 2 + 1]
 
 
@@ -219,7 +222,7 @@ def test_strangers_names_do_not_pile_up_and_the_newest_stay() -> None:
 
 def test_a_re_roled_worker_changes_its_name_and_keeps_what_runs_there() -> None:
     registry = heard(Announcement(D))
-    registry.reserve(D.id, 70)
+    registry.begin(D.id, LegWork(prefill_tokens=70), 0.0)
     registry.apply(Announcement(replace(D, role=Role.PREFILL)), 1.0)
     assert (only(registry).name, only(registry).inflight, only(registry).queued_prefill_tokens) == ("P1", 1, 70)
 
@@ -234,7 +237,7 @@ def test_a_draining_worker_takes_no_turns_and_a_leaving_one_is_forgotten(field: 
 
 def test_counts_return_to_zero_and_never_below() -> None:
     registry = heard(Announcement(D))
-    used = registry.reserve(D.id, 0)
+    used = registry.reserve(D.id)
     registry.release(D.id, used)
     registry.release(D.id, used)
     assert only(registry).inflight == 0
@@ -242,10 +245,10 @@ def test_counts_return_to_zero_and_never_below() -> None:
 
 def test_a_request_that_outlives_its_worker_is_none_of_the_one_that_came_back() -> None:
     registry = heard(Announcement(D))
-    old = registry.reserve(D.id, 0)
+    old = registry.reserve(D.id)
     registry.remove(D.id)
     registry.apply(Announcement(D), 0.0)
-    new = registry.reserve(D.id, 0)
+    new = registry.reserve(D.id)
     registry.release(D.id, old)
     assert only(registry).inflight == 1
     registry.release(D.id, new)
@@ -254,7 +257,7 @@ def test_a_request_that_outlives_its_worker_is_none_of_the_one_that_came_back() 
 
 def test_what_happens_on_a_worker_that_left_is_ignored() -> None:
     registry = Registry()
-    registry.release(WorkerId("gone:1"), registry.reserve(WorkerId("gone:1"), 5))
+    registry.release(WorkerId("gone:1"), registry.reserve(WorkerId("gone:1")))
     assert registry.views() == ()
 
 
@@ -311,8 +314,8 @@ FLEET_STEPS: list[Callable[[Registry], object]] = [
     lambda registry: registry.probe_failed(STATIC.id, refused=True),
     lambda registry: registry.outranked(STATIC.id, 0.0),
     lambda registry: registry.hold_back(D.id, True),
-    lambda registry: registry.reserve(D.id, 10),
-    lambda registry: registry.reserve(STATIC.id, 0, 10),
+    lambda registry: registry.reserve(D.id),
+    lambda registry: registry.begin(STATIC.id, LegWork(prefill_tokens=10, placed_tokens=10), 0.0),
     lambda registry: registry.release(D.id, registry.use(D.id)),
     lambda registry: registry.used_by(1, D.id, Use(inflight=3)),
     lambda registry: registry.ended(1),

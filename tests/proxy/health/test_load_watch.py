@@ -70,7 +70,7 @@ async def bench(
 async def test_only_a_worker_without_a_free_place_is_asked(role: Role, legs: int, asks: int) -> None:
     async with bench(lambda: web.Response(text=METRICS), role) as (it, asked):
         for _ in range(legs):
-            it.registry.reserve(it.worker.id, 1)
+            it.registry.reserve(it.worker.id)
         await it.look_around()
         assert asked == ["/metrics"] * asks
         assert it.places == (10 if asks else START if role is not Role.PREFILL else 0)
@@ -80,7 +80,7 @@ async def test_only_a_worker_without_a_free_place_is_asked(role: Role, legs: int
 async def test_each_kind_of_engine_is_asked_where_it_has_its_metrics(engine: str, path: str) -> None:
     async with bench(lambda: web.Response(text=METRICS), engine=engine) as (it, asked):
         for _ in range(START):
-            it.registry.reserve(it.worker.id, 1)
+            it.registry.reserve(it.worker.id)
         await it.look_around()
         assert asked == [path]
 
@@ -89,7 +89,7 @@ async def test_each_kind_of_engine_is_asked_where_it_has_its_metrics(engine: str
 async def test_an_answer_that_is_no_report_changes_nothing(answer: Answer) -> None:
     async with bench(answer) as (it, asked):
         for _ in range(START):
-            it.registry.reserve(it.worker.id, 1)
+            it.registry.reserve(it.worker.id)
         await it.look_around()
         assert (len(asked), it.places) == (1, START)
 
@@ -99,7 +99,7 @@ async def test_a_worker_that_cannot_be_reached_changes_nothing() -> None:
         gone = Worker(role=Role.REPLICA, address="127.0.0.1:9", incarnation="1", source=Source.AGENT)
         it.registry.apply(Announcement(gone, REPORTED), 0.0)
         for _ in range(START):
-            it.registry.reserve(gone.id, 1)
+            it.registry.reserve(gone.id)
         await it.look_around()
         assert not it.watch._asking
 
@@ -109,6 +109,6 @@ async def test_a_worker_that_has_never_reported_its_load_is_not_asked() -> None:
         it.registry.remove(it.worker.id)
         it.registry.apply(Announcement(it.worker), 0.0)
         for _ in range(ProxyConfig().max_worker_inflight):
-            it.registry.reserve(it.worker.id, 1)
+            it.registry.reserve(it.worker.id)
         await it.look_around()
         assert (asked, it.places) == ([], UNKNOWN)

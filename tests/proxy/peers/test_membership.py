@@ -14,7 +14,7 @@ from ppd.proxy.assembly import Proxy, assemble
 from ppd.proxy.config import Mode, ProxyConfig
 from ppd.proxy.errors import NotFound, PPDError
 from ppd.proxy.fleet.booking import LegBooking
-from ppd.proxy.fleet.ledger import LegEstimates, Use
+from ppd.proxy.fleet.ledger import LegEstimates, LegWork, Use
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.peers import membership as module
@@ -221,13 +221,16 @@ async def test_a_worker_that_went_and_came_back_is_as_busy_as_it_is(pair: Pair) 
 
     worker(one.state.registry)
     assert heard()[0] == heard()[1]
-    used = two.state.registry.reserve(R1, 5, 100)
+    leg = LegWork(prefill_tokens=5, placed_tokens=100)
+    used = two.state.registry.begin(R1, leg, 0.0)
+    assert used is not None
     first = heard()
     assert first[0] == first[1]
     assert (first[0][1], first[0][-1]) == (1, 100)
     one.state.registry.remove(R1)
     assert heard() == [None, None]
-    two.state.registry.release(R1, used)
+    used.end(leg)
+    two.state.registry.use_changed(R1, used, legs=True)
     worker(one.state.registry)
     again = heard()
     assert again[0] == again[1]

@@ -126,7 +126,7 @@ async def test_places_that_another_process_takes_are_taken_here_at_once(limit: i
         zero.membership._channels.flush()
         looks(one)
         for _ in range(limit):
-            zero.state.registry.reserve(R1, 10)
+            zero.state.registry.reserve(R1)
         looks(one)
         view = one.state.registry.view(R1)
         assert view is not None and view.inflight == limit

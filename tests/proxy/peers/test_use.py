@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from ppd.proxy.fleet.ledger import RECENT_TOKENS
+from ppd.proxy.fleet.ledger import RECENT_TOKENS, LegWork
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.worker import Load, WorkerId
 from tests.proxy.peers.test_lessons import succeeded
@@ -50,6 +50,10 @@ def recent(registry: Registry) -> dict[str, int]:
     return {view.id: view.recent_tokens for view in registry.views()}
 
 
+def brought(registry: Registry, address: WorkerId, tokens: int) -> None:
+    registry.begin(address, LegWork(placed_tokens=tokens), 0.0)
+
+
 @pytest.mark.parametrize("share", [0.5, 0.1, 0.0], ids=lambda share: f"{share:.0%} of turns at the second process")
 @pytest.mark.parametrize("late", [1, 7], ids=lambda late: f"news after {late} turns")
 async def test_what_turns_brought_lately_halves_as_in_one_process(pair: Pair, share: float, late: int) -> None:
@@ -60,7 +64,7 @@ async def test_what_turns_brought_lately_halves_as_in_one_process(pair: Pair, sh
         # First more of them go to one worker, then to the other: that one's tokens must not stay as they are.
         address = random.choice((R1, R1, R1, R2) if number < 200 else (R1, R2, R2, R2))
         for registry in (alone, registries(pair)[random.random() < share]):
-            registry.release(address, registry.reserve(address, 0, placed_tokens=TURN_TOKENS))
+            brought(registry, address, TURN_TOKENS)
         if number % late == 0:
             hear(pair)
     hear(pair)
@@ -71,9 +75,9 @@ async def test_what_turns_brought_lately_halves_as_in_one_process(pair: Pair, sh
 
 async def test_an_early_share_of_a_process_that_has_no_turns_left_fades_too(pair: Pair) -> None:
     zero, one = registries(pair)
-    one.reserve(R1, 0, placed_tokens=RECENT_TOKENS)
+    brought(one, R1, RECENT_TOKENS)
     for _ in range(10):
-        zero.reserve(R2, 0, placed_tokens=RECENT_TOKENS)
+        brought(zero, R2, RECENT_TOKENS)
         hear(pair)
     assert recent(one) == recent(zero)
     assert recent(one)[R1] < RECENT_TOKENS // 16
@@ -82,12 +86,12 @@ async def test_an_early_share_of_a_process_that_has_no_turns_left_fades_too(pair
 async def test_a_process_that_starts_late_counts_on_from_there(pair: Pair) -> None:
     zero = registries(pair)[0]
     for _ in range(9):
-        zero.reserve(R1, 0, placed_tokens=RECENT_TOKENS)
+        brought(zero, R1, RECENT_TOKENS)
     hear(pair)
     await succeeded(pair)
     newcomer = registries(pair)[1]
     assert recent(newcomer) == recent(zero)
-    newcomer.reserve(R2, 0, placed_tokens=TURN_TOKENS)
+    brought(newcomer, R2, TURN_TOKENS)
     hear(pair)
     assert recent(zero) == recent(newcomer)
     assert recent(zero)[R2] == TURN_TOKENS
@@ -99,7 +103,7 @@ async def test_what_was_placed_counts_until_the_engine_reports_its_load(pair: Pa
     zero = registries(pair)[0]
     zero.loaded(R1, Load(), 1.0)
     hear(pair)
-    registries(pair)[by].reserve(R1, 0, placed_tokens=100)
+    brought(registries(pair)[by], R1, 100)
     hear(pair)
     zero.hold_back(R1, held_back=True)  # news of another kind
     hear(pair)

@@ -152,7 +152,7 @@ class RandomFleet:
         for _ in range(3):
             self.registry.loaded(worker, Load(waiting=9), self.now_s)
         for _ in range(self.random.randrange(4)):
-            self.registry.reserve(worker, 10)
+            self.registry.reserve(worker)
 
     def turn(self) -> Turn:
         pick, views = self.random.choice, self.registry.views()
@@ -322,7 +322,7 @@ def test_a_fleet_from_before_a_change_tells_of_then() -> None:
         registry.apply(Announcement(worker), 0.0)
     before = registry.fleet(MODEL)
     for view in before.decodes[1:]:
-        registry.reserve(view.id, 10)
+        registry.reserve(view.id)
     after = registry.fleet(MODEL)
     assert isinstance(before.decodes, Ranked), "so many are kept in order"
     by_work = SlowStart(0.0, 0.0).rule(work_rank, work_rank)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 async def test_a_handoff_is_released_to_the_least_loaded_d(lab: Lab) -> None:
     d1, d2, _ = await lab.decode("D1"), await lab.decode("D2"), await lab.decode("D3")
-    lab.proxy.state.registry.reserve(d2.id, 0)
+    lab.proxy.state.registry.reserve(d2.id)
     assert await released(lab, lab.running(d1)) == 0
     assert [len(lab.asked[name]) for name in ("D1", "D2", "D3")] == [0, 0, 1]
     assert all(view.inflight == (view.id == d2.id) for view in lab.proxy.state.registry.views())
@@ -86,7 +86,7 @@ async def test_a_d_that_is_gone_keeps_no_handoff_from_waiting_for_its_lease(lab:
 async def test_after_a_d_that_is_gone_the_next_one_is_asked_and_the_first_is_known_to_fail(lab: Lab) -> None:
     d1, gone = await lab.decode("D1"), lab.join("D2", "127.0.0.1:1")
     d3 = await lab.decode("D3")
-    lab.proxy.state.registry.reserve(d3.id, 0)
+    lab.proxy.state.registry.reserve(d3.id)
     assert await released(lab, lab.running(d1)) == 0
     assert len(lab.asked["D3"]) == 1
     assert gone.id in lab.proxy.state.health.breakers.states(lab.proxy.state.now())
@@ -96,7 +96,7 @@ async def test_a_d_whose_breaker_is_open_is_asked_last(lab: Lab) -> None:
     d1, d2, d3 = await lab.decode("D1"), await lab.decode("D2"), await lab.decode("D3")
     refused = LegError("", worker=d2.id, phase=Phase.CONNECT, cause=Cause.REFUSED)
     lab.proxy.state.health.leg_failed(Leg.DECODE, refused, d2.id, lab.proxy.state.now())
-    lab.proxy.state.registry.reserve(d3.id, 0)
+    lab.proxy.state.registry.reserve(d3.id)
     assert await released(lab, lab.running(d1)) == 0
     assert [len(lab.asked[name]) for name in ("D2", "D3")] == [0, 1]
 

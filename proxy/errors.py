@@ -46,6 +46,8 @@ TOO_MANY = 429
 OVERLOAD = (TOO_MANY, 503)  # statuses by which a worker says that it is busy, not broken
 WORKERS_LOST = "workers_lost"  # the code of a turn that has ended the connections of several workers
 _OF_REQUEST = (Cause.REQUEST, Cause.UNKNOWN_MODEL, Cause.UNKNOWN_RESPONSE)
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that it cannot decode, or that are nested too deep."""
 LOOP = 508  # a worker that is a proxy says so: whichever worker is asked, the request goes round
 
 
@@ -216,7 +218,7 @@ class LegError(PPDError):
             return False
         try:
             return "error" in msgspec.json.decode(self.body.decode(), type=dict[str, msgspec.Raw])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             return False
 
 
@@ -239,7 +241,7 @@ def _in_openais_shape(body: bytes) -> bytes:
     """SGLang's and TensorRT-LLM's errors lack the member `error` around them."""
     try:
         flat = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return body
     if flat.pop("object", None) != msgspec.Raw(b'"error"') or "message" not in flat:
         return body
@@ -250,7 +252,7 @@ def _lacks(body: bytes) -> Cause | None:
     """What a 404 says that is not there, in vLLM's shape or in OpenAI's; None: something else than these."""
     try:
         error = msgspec.json.decode(body, type=_Words).error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
     if isinstance(error, str):
         return None

@@ -8,7 +8,7 @@ from ..admission.keys import Client
 from ..admission.queue import effective_priority
 from ..admission.tenant_scope import SALTED
 from ..connectors.leg import public_fields
-from ..errors import RequestError
+from ..errors import UNREADABLE, RequestError
 from ..media.items import without_names
 from ..openai.body_members import check_depth, decoded, encoded
 from ..openai.form import field as form_field
@@ -33,7 +33,7 @@ def model_of(content_type: str, body: bytes) -> str:
     else:
         try:
             model = msgspec.json.decode(body, type=_ModelOnly).model
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             model = ""
     if len(model) > MODEL_LIMIT:
         raise RequestError(f"model: must be a name of at most {MODEL_LIMIT} characters", param="model")
@@ -51,7 +51,7 @@ def public_body(body: bytes, client: Client, depth_limit: int, path: str = "") -
     check_depth(body, depth_limit)
     try:
         fields = msgspec.json.decode(body, type=Fields)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         raise RequestError("the body must be a JSON object or a multipart form") from None
     kept = _in_scope(_in_class(public_fields(fields), client), client, path)
     if b"uuid" in body or b"\\u" in body:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from .. import plane
 from ..config import SessionKey
-from ..errors import RequestError
+from ..errors import UNREADABLE, RequestError
 from ..openai.body_members import SHORT_BYTES, Members
 from ..openai.prompts import PromptReader
 from ..openai.request import RENDERED, Endpoint, ReadingRules, Request, label_of, read_short, scope_of
@@ -64,7 +64,7 @@ class KnownFrames:
         try:
             chain = reader.chat(frame.head, raw, prefills=False)
             named = session_name(headers, known.fields, read_short, None)
-        except (RequestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (RequestError, *UNREADABLE):
             return None
         label = label_of(rules.hasher, frame.scope, named) if named else None
         fields = Members(known.fields, body)

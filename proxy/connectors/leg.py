@@ -11,7 +11,7 @@ import msgspec
 from ..fleet.worker import Worker
 from ..leg_moves import LegsEvent
 from ..openai.answer_shapes import Incomplete, UsageOnly, body_usage, usage_of
-from ..openai.body_members import Edited, Part, decoded, encoded, members, spliced, without_nan
+from ..openai.body_members import Edited, Part, answer_as, decoded, encoded, members, spliced
 from ..openai.request import CHOOSING, Endpoint, Fields
 from ..readback.handles import Handle
 
@@ -124,9 +124,8 @@ _AT_LENGTH = ("length", "max_tokens", "max_output_tokens")
 
 def counts_at_length(answer: bytes) -> Handoff | NoHandoff:
     """As `counts_of`, of a P that hands over only what ends for its length, and does not tell D when it does not."""
-    try:
-        ended = msgspec.json.decode(without_nan(answer) or answer, type=_Ended)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    ended = answer_as(answer, _Ended)
+    if ended is None:
         return NoHandoff("answer_undecodable")
     if ended.choices and len(ended.choices) > 1:
         return NoHandoff(CHOICES_NOT_ONE)

@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from ..errors import UNREADABLE
 from ..fleet.worker import Role, Worker
 from ..leg_moves import LegOrder
 from ..openai.body_members import encoded
@@ -89,7 +90,7 @@ def engine_ids(answer: bytes) -> dict[str, str]:
     """
     try:
         ranks = msgspec.json.decode(answer, type=dict[str, _Rank])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return {}
     known = takewhile(lambda rank: str(rank) in ranks and rank < RANKS_LIMIT, count())
     found = {_name(rank): ranks[str(rank)].engine_id for rank in known}

@@ -19,7 +19,7 @@ import msgspec
 from ..fleet.worker import Worker
 from ..leg_moves import LegOrder
 from ..openai.answer_shapes import Usage, usage_of
-from ..openai.body_members import encoded, without_nan
+from ..openai.body_members import answer_as, encoded
 from ..openai.request import Endpoint, Fields
 from .coordinates import COUNT, HOST, PORT
 from .leg import (
@@ -98,9 +98,8 @@ class MoRIIORead(MoRIIO):
     needs_handoff = True
 
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | Finished | NoHandoff:
-        try:
-            body = msgspec.json.decode(without_nan(answer) or answer, type=_Answer)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        body = answer_as(answer, _Answer)
+        if body is None:
             return NoHandoff("answer_undecodable")
         if body.choices and len(body.choices) > 1:
             return NoHandoff(CHOICES_NOT_ONE)

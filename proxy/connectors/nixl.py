@@ -16,10 +16,11 @@ from typing import Any
 
 import msgspec
 
+from ..errors import UNREADABLE
 from ..fleet.worker import PairingKind, Worker
 from ..leg_moves import LegOrder
 from ..openai.answer_shapes import MOST_TOKENS, Usage, usage_of
-from ..openai.body_members import decoded, encoded, without_nan
+from ..openai.body_members import answer_as, decoded, encoded, without_nan
 from ..openai.request import Endpoint, Fields
 from ..readback.handles import NOT_A_PREFIX
 from .coordinates import COUNT, YES
@@ -168,7 +169,7 @@ def handle_params(told: bytes, decode: Worker, handoff: Handoff) -> bytes | None
     """
     try:
         params = _MEMBERS.decode(told)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
     if not params:
         return None
@@ -191,10 +192,8 @@ def _block_sizes(params: dict[str, Any]) -> set[int]:
 
 
 def _prompt_ids(answer: bytes) -> list[int]:
-    try:
-        return msgspec.json.decode(without_nan(answer) or answer, type=_Prompt).ids
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return []
+    prompt = answer_as(answer, _Prompt)
+    return [] if prompt is None else prompt.ids
 
 
 def _told(answer: bytes) -> tuple[_Answer, dict[str, msgspec.Raw]] | NoHandoff:
@@ -202,7 +201,7 @@ def _told(answer: bytes) -> tuple[_Answer, dict[str, msgspec.Raw]] | NoHandoff:
     try:
         body = _ANSWER.decode(without_nan(answer) or answer)
         params = _MEMBERS.decode(body.kv_transfer_params)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return NoHandoff("answer_undecodable")
     if body.choices and len(body.choices) > 1:
         return NoHandoff(CHOICES_NOT_ONE)
@@ -213,7 +212,7 @@ def _values(told: bytes | msgspec.Raw, params: dict[str, msgspec.Raw]) -> dict[s
     """Of these parameters, told in one object. One that cannot be decoded is None, and the worker will reject it."""
     try:
         return _VALUES.decode(told)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return {name: decoded(value) for name, value in params.items()}
 
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from ..errors import UNREADABLE
 from ..fleet.worker import PREFIX_CACHE, Role, Worker
 from ..leg_moves import LegOrder
 from ..openai.body_members import encoded
@@ -67,7 +68,7 @@ def cache_told(answer: bytes) -> dict[str, str]:
     """The coordinate in an answer to `info_url`; empty for an answer that does not say."""
     try:
         keeps = msgspec.json.decode(answer, type=_ServerInfo).disaggregation_decode_enable_radix_cache
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return {}
     return {} if keeps is None else {PREFIX_CACHE: str(keeps).lower()}
 

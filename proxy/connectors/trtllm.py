@@ -17,10 +17,11 @@ from typing import Any
 
 import msgspec
 
+from ..errors import UNREADABLE
 from ..fleet.worker import PREFIX_CACHE, Role, Worker
 from ..leg_moves import LegOrder
 from ..openai.answer_shapes import body_usage
-from ..openai.body_members import decoded, encoded, without_nan
+from ..openai.body_members import answer_as, decoded, encoded
 from ..openai.request import CHOOSING, Endpoint, Fields
 from .coordinates import ENDPOINT, RANK, SWITCH
 from .leg import CHOICES_NOT_ONE, Finished, Handoff, LegRequest, NoHandoff, Pair, answering_fields, counts_of, leg
@@ -63,9 +64,8 @@ class TrtLlm:
         return leg(endpoint, _context(endpoint, fields, pair), leg_id, fields)
 
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | Finished | NoHandoff:
-        try:
-            body = msgspec.json.decode(without_nan(answer) or answer, type=_Answer)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        body = answer_as(answer, _Answer)
+        if body is None:
             return NoHandoff("answer_undecodable")
         if len(body.choices) != 1:
             return NoHandoff(CHOICES_NOT_ONE)
@@ -135,11 +135,8 @@ class TrtLlmGenerationFirst:
 
 
 def _is_whole(answer: bytes) -> bool:
-    try:
-        choices = msgspec.json.decode(without_nan(answer) or answer, type=_Answer).choices
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return len(choices) == 1 and choices[0].finish_reason in _WHOLE
+    body = answer_as(answer, _Answer)
+    return body is not None and len(body.choices) == 1 and body.choices[0].finish_reason in _WHOLE
 
 
 def info_url(worker: Worker) -> str:
@@ -161,7 +158,7 @@ def endpoint_told(answer: bytes) -> dict[str, str]:
     """The coordinates in an answer to `info_url`; empty for an answer that is none. Of several endpoints the first."""
     try:
         told = msgspec.json.decode(answer, type=_ServerInfo).disaggregated_params
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return {}
     said = told.ctx_info_endpoint or ""
     found = {"ctx_info_endpoint": said if isinstance(said, str) else said[0]}

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from ..errors import UNREADABLE
 from ..media.items import MediaItem, chat_part, metadata_part, part_of, replaced
 from ..openai.body_members import Edited, Part, encoded, members
 from ..openai.request import MESSAGES_MEMBER, Endpoint, Fields, Request
@@ -75,7 +76,7 @@ def read_answer(answer: bytes, items: Sequence[MediaItem]) -> EncodedItems | Non
     try:
         params = msgspec.json.decode(answer, type=_Answer).ec_transfer_params or {}
         entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in params.items()}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
     places = {place.item.name: place for name, entry in entries.items() for place in _places(name, entry, items)}
     hosts = {entry.peer_host for entry in entries.values() if entry.peer_host}

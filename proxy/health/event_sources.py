@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from ..discovery.heartbeat import check_events
-from ..errors import FormatError
+from ..errors import UNREADABLE, FormatError
 from ..fleet.worker import NO_EVENTS, EventSource
 
 PATH = "/kv_event_sources"
@@ -29,7 +29,7 @@ def event_source(answer: bytes, address: str) -> EventSource:
     """
     try:
         told = msgspec.json.decode(answer, type=dict[int, _Source])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return NO_EVENTS
     host = address.rpartition(":")[0]
     ranks = [_at(told[rank], host) for rank in sorted(told)]

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from ..connectors.queries import Query
+from ..errors import UNREADABLE
 from ..fleet.engine_metrics import METRICS_PATH, EngineMetrics, parse_metrics
 from . import event_sources
 
@@ -155,7 +156,7 @@ def reason_of(exc: Exception, timeout_s: float) -> str:
 def _model_cards(body: bytes | None) -> list[Card]:
     try:
         return msgspec.json.decode(body or b"", type=_Models).data
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return []
 
 
@@ -175,5 +176,5 @@ def aliases_of(cards: Iterable[Card]) -> dict[str, str]:
 def _version(body: bytes | None) -> str:
     try:
         return msgspec.json.decode(body or b"", type=_Version).version
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return ""

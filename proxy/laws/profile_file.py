@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from ..errors import ConfigError, FormatError
+from ..errors import UNREADABLE, ConfigError, FormatError
 from .accuracy import STALE
 from .step_time import EngineProfile
 
@@ -208,7 +208,7 @@ def decode(data: bytes) -> ProfileFile:
             raise FormatError(f"version: must be {VERSION}, got {head.version}")
         _check_names(msgspec.json.decode(data, type=_Costs).costs)
         return msgspec.json.decode(data, type=ProfileFile)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+    except UNREADABLE as exc:
         raise FormatError(f"engine profile: {exc}") from exc
     except ConfigError as exc:
         raise FormatError(f"engine profile: costs: {exc.message}") from exc

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from ..errors import error_body
+from ..errors import UNREADABLE, error_body
 from ..readback.lineage import HandleReader, ToldHandle
 from .answer_shapes import (
     AnswerChoice,
@@ -139,7 +139,7 @@ class AnswerObserver:
     def _read(self, read: _Read, data: bytes) -> bool:
         try:
             read(self, data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             with_null = without_nan(data)
             if with_null is not None:
                 return self._read(read, with_null)

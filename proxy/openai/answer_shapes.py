@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from .body_members import answer_as
+
 
 class Details(msgspec.Struct):
     cached_tokens: int | None = None
@@ -69,10 +71,8 @@ class UsageOnly(msgspec.Struct):
 
 
 def body_usage(body: bytes) -> TokenCounts:
-    try:
-        return usage_of(msgspec.json.decode(body, type=UsageOnly).usage)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _NOTHING
+    answer = answer_as(body, UsageOnly)
+    return _NOTHING if answer is None else usage_of(answer.usage)
 
 
 class Error(msgspec.Struct):

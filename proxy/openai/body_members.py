@@ -11,15 +11,16 @@ import re
 import secrets
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from .. import plane
-from ..errors import RequestError
+from ..errors import UNREADABLE, RequestError
 
 Fields = dict[str, msgspec.Raw]
 Part = bytes | memoryview
+T = TypeVar("T")
 Places = dict[str, tuple[int, int]]
 """Start of each member's name and end of its value."""
 
@@ -149,14 +150,14 @@ def places_in(body: bytes, members: Fields) -> Places | None:
 def decoded(raw: msgspec.Raw) -> Any:
     try:
         return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None  # the worker will reject it
 
 
 def members(raw: msgspec.Raw) -> Fields | None:
     try:
         return msgspec.json.decode(raw, type=Fields)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
 
 
@@ -179,6 +180,14 @@ def without_nan(data: bytes) -> bytes | None:
 def marked_nan(data: bytes) -> bytes | None:
     """As `without_nan`, with strings in their place that `unmarked_nan` finds again."""
     return _replaced(data, _MARKS)
+
+
+def answer_as(body: bytes, kind: type[T]) -> T | None:
+    """A worker's answer, with null for numbers that JSON has not; None for one that cannot be read so."""
+    try:
+        return msgspec.json.decode(without_nan(body) or body, type=kind)
+    except UNREADABLE:
+        return None
 
 
 def unmarked_nan(data: bytes) -> bytes:

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from ..errors import UNREADABLE
 from .body_members import decoded, encoded, marked_nan, members, unmarked_nan
 from .request import Endpoint, Fields
 
@@ -217,7 +218,7 @@ def _without_in_choices(answer: Fields, names: Sequence[str]) -> bool:
 def _choices(answer: Fields) -> list[Fields]:
     try:
         return msgspec.json.decode(answer.get("choices", _NULL), type=list[Fields])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return []
 
 

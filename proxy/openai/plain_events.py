@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from ..errors import UNREADABLE
 from .request import Endpoint
 from .sse import event_data
 
@@ -96,7 +97,7 @@ def _plain_text(data: bytes) -> str:
     """The text of an event with one choice's text and nothing else that is observed or edited; else `_NOT_PLAIN`."""
     try:
         event: Any = _DECODER.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return _NOT_PLAIN
     if not isinstance(event, dict) or not _only(event, _NAMES) or event.get("object") == "error":
         return _NOT_PLAIN

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from ..errors import BodyTooLarge, PPDError
+from ..errors import UNREADABLE, BodyTooLarge, PPDError
 from .answer import DONE
 from .body_members import Part, decoded, encoded, marked_nan, members, unmarked_nan
 from .request import Fields, Request
@@ -201,7 +201,7 @@ def _renumbered(raw: msgspec.Raw, at: int, count: int) -> dict[int, Fields] | No
     """The choices of prompt `at` by their index in it; None if one is not a number below `count`, or occurs twice."""
     try:
         choices = msgspec.json.decode(raw, type=list[Fields])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
     found: dict[int, Fields] = {}
     for choice in choices:

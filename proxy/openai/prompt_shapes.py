@@ -11,7 +11,7 @@ import msgspec
 from msgspec.json import Decoder
 
 from .. import plane
-from ..errors import RequestError
+from ..errors import UNREADABLE, RequestError
 from ..media.items import UUID, media_type
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _are_read(messages: list[Any], others: list[int], raw: msgspec.Raw) -> bool:
         for at in others:
             start, end = messages[at]
             messages[at] = MESSAGE.decode(view[start:end])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return False
     return True
 

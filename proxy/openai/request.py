@@ -17,7 +17,7 @@ from msgspec.json import Decoder
 from msgspec.structs import replace
 
 from ..config import SessionKey
-from ..errors import RequestError
+from ..errors import UNREADABLE, RequestError
 from ..media.items import MediaItem
 from ..sessions.hasher import Hasher
 from ..sessions.prefix_chain import Chain
@@ -176,7 +176,7 @@ def parse_request(endpoint: Endpoint, body: bytes, headers: Mapping[str, str], r
         check_depth(body, rules.depth_limit)
     if len(body) > body_members.SHORT_BYTES:
         # Whatever is wrong with a body is told by the way that decodes all of it first.
-        with suppress(RequestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        with suppress(RequestError, *UNREADABLE):
             located = body_members.located(body, "messages" if endpoint in _CHATS else None)
             if located is not None:
                 return _within_limits(endpoint, located, headers, rules)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ..errors import error_body
 from .answer import DONE, AnswerObserver
-from .body_members import without_nan
+from .body_members import answer_as
 from .edits import Dropped, Edits, edited_event, parted
 from .plain_events import PlainEvents
 from .request import Endpoint
@@ -102,7 +102,7 @@ class StreamRelay:
         data = event_data(tail)
         if data is None:
             return b"" if tail.strip(b"\r\n") else tail
-        if data != DONE and not _is_json(data):
+        if data != DONE and answer_as(data, msgspec.Raw) is None:
             return b""
         event = self._relay(tail)
         return event if not event or event.endswith((b"\n\n", b"\r\r", b"\n\r")) else event + b"\n\n"
@@ -161,11 +161,3 @@ def broken_off(endpoint: Endpoint, why: str = BROKE_OFF, code: int = _BAD_GATEWA
     inner = msgspec.json.decode(body, type=_ErrorBody).error
     own = {"type": "error", "message": why, "code": str(code), "param": None, "sequence_number": 0}
     return b"event: error\ndata: " + msgspec.json.encode({**own, "error": inner}) + b"\n\n"
-
-
-def _is_json(data: bytes) -> bool:
-    try:
-        msgspec.json.decode(without_nan(data) or data, type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return True

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from ..errors import UNREADABLE
 from ..kv_events.block_tokens import TOKEN_BYTES, packed
 
 DIGEST_BYTES = 16
@@ -89,7 +90,7 @@ class HandleReader:
             return
         try:
             self._read(_ANSWER.decode(data))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             self._is_lost, self.told = True, None
 
     def add(self, tokens: list[int]) -> None:

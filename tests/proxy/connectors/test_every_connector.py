@@ -113,6 +113,15 @@ def test_garbage_never_raises(body: bytes) -> None:
         assert not isinstance(found, Finished)
 
 
+COUNTING = [name for name, one in CONNECTORS.items() if not one.needs_handoff and name != "nixl_push"]
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_numbers_that_json_lacks_hide_no_counts(name: str, make_pair: MakePair) -> None:
+    answer = b'{"choices": [{"finish_reason": "length", "logprobs": NaN}], "usage": {"prompt_tokens": 90}}'
+    assert CONNECTORS[name].handoff(answer, make_pair(connector=name)) == Handoff({}, 90, None)
+
+
 @pytest.mark.parametrize("name", [name for name, one in CONNECTORS.items() if one.needs_handoff])
 def test_an_answer_without_parameters_is_not_sent_on(name: str, make_pair: MakePair) -> None:
     connector = CONNECTORS[name]

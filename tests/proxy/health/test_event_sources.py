@@ -52,6 +52,9 @@ def test_ports_of_the_engines_own_host_are_subscribed_to(answer: Any, source: Ev
     assert event_source(json.dumps(answer).encode(), "d1:8200") == source
 
 
-@pytest.mark.parametrize("answer", [b"", b"{", b"\xff", b'{"0": "' + b"[" * 10_000])
+DEEP = b'{"0": {"endpoint": "tcp://*:1", "more": ' + 5000 * b"[" + 5000 * b"]" + b"}}"
+
+
+@pytest.mark.parametrize("answer", [b"", b"{", b"\xff", b'{"0": "' + b"[" * 10_000, DEEP])
 def test_what_cannot_be_read_names_none(answer: bytes) -> None:
     assert event_source(answer, "d1:8200") == NO_EVENTS

@@ -71,7 +71,10 @@ def test_thousands_of_names_of_one_model_are_compared_once_each() -> None:
     assert Name.compared < 2000
 
 
-@pytest.mark.parametrize("body", ["{", "[]", '{"data": 3}', '{"data": [{}]}', "\x00"])
+DEEP = '{"data": [], "version": "1", "more": ' + 5000 * "[" + 5000 * "]" + "}"
+
+
+@pytest.mark.parametrize("body", ["{", "[]", '{"data": 3}', '{"data": [{}]}', "\x00", DEEP])
 async def test_answers_that_cannot_be_read_leave_a_gap(session: aiohttp.ClientSession, body: str) -> None:
     status = await look(session, {"/health": 200, "/v1/models": body, "/version": body, "/metrics": body})
     assert status == EngineStatus(healthy=True, scraped=True)

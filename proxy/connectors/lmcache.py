@@ -46,7 +46,7 @@ class LMCache:
         body = prefill_fields(endpoint, fields, engine_version(pair.prefill.engine_version))
         told = pair.decode.coordinates
         if all(name in told for name in _PORTS):
-            host = told.get("receiver_host") or pair.decode.address.rpartition(":")[0].strip("[]")
+            host = told.get("receiver_host") or pair.decode.host
             receiver = {"req_id": pair.key, "receiver_host": host}
             ports = {name: [int(port) for port in told[name].split("+")] for name in _PORTS}
             body[PARAMS] = encoded({"disagg_spec": receiver | ports})

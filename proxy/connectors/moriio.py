@@ -146,7 +146,7 @@ def _reading_leg(
 def _peer(worker: Worker) -> dict[str, Any]:
     told = worker.coordinates
     return {
-        "remote_host": told.get("side_channel_host") or worker.address.rpartition(":")[0].strip("[]"),
+        "remote_host": told.get("side_channel_host") or worker.host,
         "remote_handshake_port": int(told.get("handshake_port", HANDSHAKE_PORT)),
         "remote_notify_port": int(told.get("notify_port", NOTIFY_PORT)),
         "remote_dp_size": int(told.get("dp_size", "1")),

@@ -124,7 +124,7 @@ class Nixl:
         if pair.handle is not None:  # what was read back is in P's usage
             hits = max(hits or 0, usage.cached_tokens or 0)
         return Handoff(
-            params=_reachable(params, values, pair.prefill.address),
+            params=_reachable(params, values, pair.prefill.host),
             tokens=_count(values, "remote_num_tokens") or 0,
             cached_tokens=hits if hits is not None else usage.cached_tokens,
         )
@@ -179,7 +179,7 @@ def handle_params(told: bytes, decode: Worker, handoff: Handoff) -> bytes | None
     sizes = _block_sizes(handoff.params)
     if _pinned_flaw(values) or len(sizes) != 1 or not sizes <= _block_sizes(params):
         return None
-    return msgspec.json.encode(_reachable(params, values, decode.address))
+    return msgspec.json.encode(_reachable(params, values, decode.host))
 
 
 def _block_sizes(params: dict[str, Any]) -> set[int]:
@@ -245,9 +245,8 @@ def _pins_blocks(groups: Any) -> bool:
     return kinds <= {int, list} and (int in kinds or any(groups))
 
 
-def _reachable(params: dict[str, msgspec.Raw], values: dict[str, Any], address: str) -> dict[str, Any]:
-    """With the host at which the proxy reaches P, in place of a host that only P itself can reach."""
-    host = address.rpartition(":")[0].strip("[]")
+def _reachable(params: dict[str, msgspec.Raw], values: dict[str, Any], host: str) -> dict[str, Any]:
+    """With the host at which the proxy reaches the engine, in place of a host that only the engine itself can reach."""
     is_local = host in _LOCAL_HOSTS or host.startswith("127.")
     if is_local or values.get("remote_host") not in _LOCAL_HOSTS:
         return dict(params)

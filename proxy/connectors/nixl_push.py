@@ -62,7 +62,7 @@ class NixlPush:
                 "do_remote_decode": False,
                 "do_remote_prefill": True,
                 "remote_engine_id": told["engine_id"],
-                "remote_host": told.get("side_channel_host") or pair.prefill.address.rpartition(":")[0].strip("[]"),
+                "remote_host": told.get("side_channel_host") or pair.prefill.host,
                 "remote_port": int(told.get("side_channel_port", SIDE_CHANNEL_PORT)),
                 "tp_size": int(told.get("tp_size", "1")),
                 "pp_size": int(told.get("pp_size", "1")),

@@ -52,5 +52,5 @@ class OffloadP2p:
 def _peer(worker: Worker, key: str) -> dict[str, object]:
     """key: another one for each thing that is fetched."""
     told = worker.coordinates
-    host = told.get("p2p_host") or worker.address.rpartition(":")[0].strip("[]")
+    host = told.get("p2p_host") or worker.host
     return {"kv_request_id": key, "remote_host": host, "remote_port": int(told["p2p_port"])}

@@ -121,6 +121,11 @@ class Worker:
     is_trusted: bool = True  # False: who announced it is not known, so the proxy's own key does not go there
 
     @property
+    def host(self) -> str:
+        """Of its address; an IPv6 one without brackets."""
+        return self.address.rpartition(":")[0].strip("[]")
+
+    @property
     def base_url(self) -> str:
         return f"{'https' if self.tls else 'http'}://{self.address}"
 

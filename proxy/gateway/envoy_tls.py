@@ -87,7 +87,7 @@ def _common(cert_file: str, key_file: str, ca_file: str) -> dict[str, Any]:
 
 def _named(worker: Worker) -> dict[str, object]:
     """One of the names that a worker's certificate may have: its host."""
-    host = worker.address.rpartition(":")[0].strip("[]")
+    host = worker.host
     try:
         return {"san_type": "IP_ADDRESS", "matcher": {"exact": str(ipaddress.ip_address(host))}}
     except ValueError:

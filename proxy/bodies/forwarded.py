@@ -10,7 +10,7 @@ from ..admission.tenant_scope import SALTED
 from ..connectors.leg import public_fields
 from ..errors import UNREADABLE, RequestError
 from ..media.items import without_names
-from ..openai.body_members import check_depth, decoded, encoded
+from ..openai.body_members import check_depth, decoded, encoded, value_of
 from ..openai.form import field as form_field
 from ..openai.form import is_form
 from ..openai.request import MODEL_LIMIT, Fields
@@ -70,14 +70,14 @@ def _in_scope(fields: Fields, client: Client, path: str) -> Fields:
         return fields
     if path in UNSALTED_PATHS:
         return client.scope.fields(fields)
-    own = decoded(fields[SALTED]) if SALTED in fields else None
+    own = value_of(fields, SALTED)
     if own is not None and not isinstance(own, str):
         raise RequestError("cache_salt: must be a string", param=SALTED)
     return client.scope.fields(fields, client.scope.salt(own or ""))
 
 
 def _in_class(fields: Fields, client: Client) -> Fields:
-    asked = decoded(fields["priority"]) if "priority" in fields else None
+    asked = value_of(fields, "priority")
     if not client.name or asked is None:
         return fields
     if isinstance(asked, bool) or not isinstance(asked, (int, float)) or asked != int(asked):

@@ -11,7 +11,7 @@ import msgspec
 from ..fleet.worker import Worker
 from ..leg_moves import LegsEvent
 from ..openai.answer_shapes import Incomplete, UsageOnly, body_usage, usage_of
-from ..openai.body_members import Edited, Part, answer_as, decoded, encoded, members, spliced
+from ..openai.body_members import NULL, Edited, Part, answer_as, decoded, encoded, members, spliced, value_of
 from ..openai.request import CHOOSING, Endpoint, Fields
 from ..readback.handles import Handle
 
@@ -55,8 +55,6 @@ _UNTAKEN: Mapping[str, frozenset[str]] = MappingProxyType(
 )
 _SALT, _SALTED_IN_CHATS = "cache_salt", ("trtllm",)
 
-_NULL = msgspec.Raw(b"null")
-
 
 class Pair(msgspec.Struct, frozen=True):
     """The P that prefills and the D that answers, for one attempt."""
@@ -86,7 +84,7 @@ class Handoff(msgspec.Struct, frozen=True):
     params: dict[str, Any]  # opaque and complete, forwarded as it is; empty where the connector puts nothing in bodies
     tokens: int  # prompt tokens that the handoff covers; 0 where P does not say
     cached_tokens: int | None  # prompt tokens that P found in its own cache; None where P does not say
-    prompt: msgspec.Raw = _NULL  # its token ids, where D is given them in place of the text
+    prompt: msgspec.Raw = NULL  # its token ids, where D is given them in place of the text
 
     event: ClassVar[LegsEvent] = LegsEvent.HANDED_OVER
 
@@ -174,11 +172,11 @@ def client_wants_usage(endpoint: Endpoint, fields: Fields) -> bool:
     """
     if endpoint not in CHOOSING:
         return True
-    value = fields.get("stream_options", _NULL)
+    value = fields.get("stream_options", NULL)
     options = members(value)
     if options is None:
         return decoded(value) is not None
-    return decoded(options.get("include_usage", _NULL)) not in (None, False)
+    return value_of(options, "include_usage") not in (None, False)
 
 
 def taken_fields(endpoint: Endpoint, fields: Fields, engine: str) -> Fields:
@@ -201,7 +199,7 @@ def answering_fields(endpoint: Endpoint, fields: Fields, engine: str = "vllm") -
         kept = taken_fields(endpoint, kept, engine)
     if "stream" not in kept or decoded(kept["stream"]) is not True or client_wants_usage(endpoint, kept):
         return kept
-    options = members(kept.get("stream_options", _NULL)) or {}
+    options = members(kept.get("stream_options", NULL)) or {}
     # Continuous usage needs include_usage, which this client did not set: the relay would have to remove it again.
     others = {name: value for name, value in options.items() if name != "continuous_usage_stats"}
     kept["stream_options"] = encoded({**others, "include_usage": True})

@@ -20,7 +20,7 @@ from ..errors import UNREADABLE
 from ..fleet.worker import PairingKind, Worker
 from ..leg_moves import LegOrder
 from ..openai.answer_shapes import MOST_TOKENS, Usage, usage_of
-from ..openai.body_members import answer_as, decoded, encoded, without_nan
+from ..openai.body_members import answer_as, decoded, encoded, value_of, without_nan
 from ..openai.request import Endpoint, Fields
 from ..readback.handles import NOT_A_PREFIX
 from .coordinates import COUNT, YES
@@ -154,9 +154,9 @@ def push_counts(answer: bytes) -> Handoff | NoHandoff:
     if isinstance(told, NoHandoff):
         return told
     body, params = told
-    if _value(params, "transfer_mode") not in (None, "push"):
+    if value_of(params, "transfer_mode") not in (None, "push"):
         return NoHandoff("transfer_mode_not_push")
-    if not _pins_blocks(_value(params, "remote_block_ids")):
+    if not _pins_blocks(value_of(params, "remote_block_ids")):
         return NoHandoff("remote_block_ids_empty")
     usage = usage_of(body.usage)
     return Handoff({}, usage.prompt_tokens or 0, usage.cached_tokens)
@@ -184,7 +184,7 @@ def handle_params(told: bytes, decode: Worker, handoff: Handoff) -> bytes | None
 
 def _block_sizes(params: dict[str, Any]) -> set[int]:
     """Those with which so many tokens are in so many blocks; of two blocks and more there is one at most."""
-    tokens, groups = _value(params, "remote_num_tokens"), _value(params, "remote_block_ids")
+    tokens, groups = value_of(params, "remote_num_tokens"), value_of(params, "remote_block_ids")
     if type(tokens) is not int or tokens < 1 or not isinstance(groups, list) or len(groups) != 1:
         return set()
     blocks = len(groups[0]) if isinstance(groups[0], list) else 0
@@ -256,7 +256,3 @@ def _reachable(params: dict[str, msgspec.Raw], values: dict[str, Any], host: str
 def _count(values: dict[str, Any], name: str) -> int | None:
     value = values.get(name)
     return value if type(value) is int and 0 <= value <= MOST_TOKENS else None
-
-
-def _value(params: dict[str, msgspec.Raw], name: str) -> Any:
-    return decoded(params[name]) if name in params else None

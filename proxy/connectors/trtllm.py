@@ -21,7 +21,7 @@ from ..errors import UNREADABLE
 from ..fleet.worker import PREFIX_CACHE, Role, Worker
 from ..leg_moves import LegOrder
 from ..openai.answer_shapes import body_usage
-from ..openai.body_members import answer_as, decoded, encoded
+from ..openai.body_members import NULL, answer_as, decoded, encoded
 from ..openai.request import CHOOSING, Endpoint, Fields
 from .coordinates import ENDPOINT, RANK, SWITCH
 from .leg import CHOICES_NOT_ONE, Finished, Handoff, LegRequest, NoHandoff, Pair, answering_fields, counts_of, leg
@@ -29,7 +29,6 @@ from .leg import CHOICES_NOT_ONE, Finished, Handoff, LegRequest, NoHandoff, Pair
 ENGINE = "trtllm"
 PARAMS = "disaggregated_params"
 GENERATION_FIRST = 1  # of `schedule_style`
-_NULL = msgspec.Raw(b"null")
 _LEAST_ID = 1 << 62  # smaller ones may be an engine's own
 
 _MOVED = ("length", "not_finished")  # how P's answer ends where D is to go on
@@ -43,8 +42,8 @@ class _Choice(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     choices: list[_Choice] = []
-    usage: msgspec.Raw = _NULL
-    prompt_token_ids: msgspec.Raw = _NULL
+    usage: msgspec.Raw = NULL
+    prompt_token_ids: msgspec.Raw = NULL
 
 
 class TrtLlm:
@@ -79,7 +78,7 @@ class TrtLlm:
         if (reason := _flaw(choice.disaggregated_params, body.prompt_token_ids, pair)) is not None:
             return NoHandoff(reason)
         params: dict[str, Any] = {**choice.disaggregated_params, "request_type": "generation_only"}
-        if body.usage != _NULL:
+        if body.usage != NULL:
             params["ctx_usage"] = body.usage
         return Handoff(params, usage.prompt_tokens or 0, usage.cached_tokens, prompt=body.prompt_token_ids)
 

@@ -19,14 +19,13 @@ from typing import Any
 import msgspec
 
 from ..errors import UNREADABLE
-from .body_members import decoded, encoded, marked_nan, members, unmarked_nan
+from .body_members import NULL, decoded, encoded, given, marked_nan, members, unmarked_nan, value_of
 from .request import Endpoint, Fields
 
 _TRANSFER = ("kv_transfer_params", "ec_transfer_params")
 _IN_CHOICES = "disaggregated_params"
 _PROMPT = "prompt_token_ids"  # beside P's parameters
 _IDS = (_PROMPT, "token_ids")  # in choices too
-_NULL = msgspec.Raw(b"null")
 
 # The member of a stream's event that holds what is the whole body of an answer without streaming.
 _INNER = {Endpoint.RESPONSES: "response", Endpoint.MESSAGES: "message"}
@@ -141,8 +140,8 @@ def finished_body(body: bytes, *, stream: bool, usage: bool) -> bytes:
 
 def _events(answer: Fields, *, usage: bool) -> Iterator[bytes]:
     """The text in one event, the reason for its end in the next, as engines stream a single token."""
-    counted, choices = answer.pop("usage", _NULL), _choices(answer)
-    if decoded(answer.get("object", _NULL)) == "chat.completion":
+    counted, choices = answer.pop("usage", NULL), _choices(answer)
+    if value_of(answer, "object") == "chat.completion":
         answer["object"] = encoded("chat.completion.chunk")
     texts, ends = [], []
     for choice in choices:
@@ -153,7 +152,7 @@ def _events(answer: Fields, *, usage: bool) -> Iterator[bytes]:
             empty["delta"] = encoded({})
         else:
             empty["text"] = encoded("")
-        texts.append({**choice, "finish_reason": _NULL})
+        texts.append({**choice, "finish_reason": NULL})
         ends.append(empty | ended)
     for part in (texts, ends):
         yield _event(msgspec.json.encode({**answer, "choices": part}))
@@ -169,28 +168,28 @@ def _event(data: bytes) -> bytes:
 def _delta(message: msgspec.Raw) -> msgspec.Raw:
     """In a stream tool calls have an index."""
     delta = members(message) or {}
-    calls = decoded(delta.get("tool_calls", _NULL))
+    calls = value_of(delta, "tool_calls")
     if isinstance(calls, list):
         delta["tool_calls"] = encoded([{"index": place, **call} for place, call in enumerate(calls)])
     return encoded(delta)
 
 
 def _is_usage_chunk(chunk: Fields) -> bool:
-    return decoded(chunk.get("usage", _NULL)) is not None and decoded(chunk.get("choices", _NULL)) == []
+    return value_of(chunk, "usage") is not None and value_of(chunk, "choices") == []
 
 
 def _edit(answer: Fields, edits: Edits) -> bool:
     is_changed = False
     for name in _TRANSFER:  # a null member stays
-        if answer.get(name, _NULL) != _NULL:
+        if given(answer, name):
             del answer[name]
             is_changed = True
     hidden = (_IN_CHOICES, *_IDS) if edits.hide_token_ids else (_IN_CHOICES,)
-    if edits.hide_token_ids and answer.get(_PROMPT, _NULL) != _NULL:
+    if edits.hide_token_ids and given(answer, _PROMPT):
         del answer[_PROMPT]
         is_changed = True
     is_changed = _without_in_choices(answer, hidden) or is_changed
-    usage = members(answer.get("usage", _NULL))
+    usage = members(answer.get("usage", NULL))
     if usage is None:
         return is_changed
     if edits.hide_usage:
@@ -203,11 +202,11 @@ def _edit(answer: Fields, edits: Edits) -> bool:
 
 
 def _without_in_choices(answer: Fields, names: Sequence[str]) -> bool:
-    raw = bytes(answer.get("choices", _NULL))
+    raw = bytes(answer.get("choices", NULL))
     if not any(name.encode() in raw for name in names):
         return False
     choices = _choices(answer)
-    marked = [(choice, name) for choice in choices for name in names if choice.get(name, _NULL) != _NULL]
+    marked = [(choice, name) for choice in choices for name in names if given(choice, name)]
     for choice, name in marked:
         del choice[name]
     if marked:
@@ -217,7 +216,7 @@ def _without_in_choices(answer: Fields, names: Sequence[str]) -> bool:
 
 def _choices(answer: Fields) -> list[Fields]:
     try:
-        return msgspec.json.decode(answer.get("choices", _NULL), type=list[Fields])
+        return msgspec.json.decode(answer.get("choices", NULL), type=list[Fields])
     except UNREADABLE:
         return []
 
@@ -225,12 +224,12 @@ def _choices(answer: Fields) -> list[Fields]:
 def _recount(usage: Fields, cached_tokens: int) -> bool:
     is_changed = False  # and stays so where the worker reports no details: none are added
     for name in ("prompt_tokens_details", "input_tokens_details"):
-        details = members(usage.get(name, _NULL))
-        if details is not None and decoded(details.get("cached_tokens", _NULL)) is not None:
+        details = members(usage.get(name, NULL))
+        if details is not None and value_of(details, "cached_tokens") is not None:
             usage[name] = encoded({**details, "cached_tokens": cached_tokens})
             is_changed = True
-    read = decoded(usage.get("cache_read_input_tokens", _NULL))
-    fresh = decoded(usage.get("input_tokens", _NULL))
+    read = value_of(usage, "cache_read_input_tokens")
+    fresh = value_of(usage, "input_tokens")
     if isinstance(read, int) and isinstance(fresh, int):
         # In Messages `input_tokens` excludes cached tokens; the two add up to the prompt.
         usage["cache_read_input_tokens"] = encoded(cached_tokens)

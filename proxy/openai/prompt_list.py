@@ -22,13 +22,12 @@ import msgspec
 
 from ..errors import UNREADABLE, BodyTooLarge, PPDError
 from .answer import DONE
-from .body_members import Part, decoded, encoded, marked_nan, members, unmarked_nan
+from .body_members import NULL, Part, decoded, encoded, given, marked_nan, members, unmarked_nan, value_of
 from .request import Fields, Request
 from .sse import EventSplitter, Fragment, event_data, with_data
 from .stream_relay import BROKE_OFF
 
 _LIST_OF_PROMPTS = re.compile(rb'\[\s*["\[]')  # not a list of token ids, which is one prompt
-_NULL = msgspec.Raw(b"null")
 _FRAME = ("id", "created", "model")
 
 
@@ -64,9 +63,9 @@ def prompt_list(request: Request, limit_bytes: int) -> PromptList | None:
     BodyTooLarge if the requests would hold more than `limit_bytes` together: each
     repeats all members except its prompt.
     """
-    prompt = request.fields.get("prompt", _NULL)
+    prompt = request.fields.get("prompt", NULL)
     # The answer lists prompts given as embeddings first: left to one engine, which keeps that order.
-    with_embeddings = request.fields.get("prompt_embeds", _NULL) != _NULL
+    with_embeddings = given(request.fields, "prompt_embeds")
     if with_embeddings or not _LIST_OF_PROMPTS.match(prompt):
         return None
     prompts = msgspec.json.decode(prompt, type=list[msgspec.Raw]) if request.prompts is None else list(request.prompts)
@@ -98,7 +97,7 @@ class AnswerMerge:
         if self._left_bytes < 0:
             raise BrokenAnswer("the answers to the prompts are too long")
         answer = members(msgspec.Raw(body)) or members(msgspec.Raw(marked_nan(body) or b"")) or {}
-        choices = _renumbered(answer.pop("choices", _NULL), at, self._choices) or {}
+        choices = _renumbered(answer.pop("choices", NULL), at, self._choices) or {}
         if len(choices) != self._choices:
             raise BrokenAnswer
         self._answers[at] = answer
@@ -109,7 +108,7 @@ class AnswerMerge:
         merged = dict(self._answers[positions[0]])
         merged.pop("metrics", None)
         merged["choices"] = encoded([choice for at in positions for choice in self._parts[at]])
-        merged["usage"] = encoded(_summed_usage([answer.get("usage", _NULL) for answer in self._answers.values()]))
+        merged["usage"] = encoded(_summed_usage([answer.get("usage", NULL) for answer in self._answers.values()]))
         return unmarked_nan(msgspec.json.encode(merged))
 
 
@@ -140,11 +139,11 @@ class StreamMerge:
     def merged(self, at: int, chunk: Fields) -> bytes | None:
         """The chunk as part of the merged stream; None for usage, which is summed. BrokenAnswer for bad choices."""
         self._frame = self._frame or {name: chunk[name] for name in _FRAME if name in chunk}
-        choices = _renumbered(chunk.get("choices", _NULL), at, self._choices)
+        choices = _renumbered(chunk.get("choices", NULL), at, self._choices)
         if choices is None:
             raise BrokenAnswer
         chunk |= self._frame
-        if not choices and chunk.get("usage", _NULL) != _NULL:
+        if not choices and given(chunk, "usage"):
             self._usages.append(chunk["usage"])
             chunk.pop("metrics", None)
             self._usage_chunk = chunk
@@ -191,7 +190,7 @@ class StreamPart:
 
 def _is_error(chunk: Fields) -> bool:
     # vLLM 0.9 has the error's members at the top level.
-    return chunk.get("error", _NULL) != _NULL or decoded(chunk.get("object", _NULL)) == "error"
+    return given(chunk, "error") or value_of(chunk, "object") == "error"
 
 
 # -- for both
@@ -205,7 +204,7 @@ def _renumbered(raw: msgspec.Raw, at: int, count: int) -> dict[int, Fields] | No
         return None
     found: dict[int, Fields] = {}
     for choice in choices:
-        index = decoded(choice.get("index", _NULL))
+        index = value_of(choice, "index")
         if type(index) is not int or not 0 <= index < count or index in found:
             return None
         found[index] = choice

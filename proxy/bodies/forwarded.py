@@ -10,10 +10,11 @@ from ..admission.tenant_scope import SALTED
 from ..connectors.leg import public_fields
 from ..errors import UNREADABLE, RequestError
 from ..media.items import without_names
-from ..openai.body_members import check_depth, decoded, encoded, value_of
+from ..openai.body_members import decoded, encoded, value_of
 from ..openai.form import field as form_field
 from ..openai.form import is_form
 from ..openai.request import MODEL_LIMIT, Fields
+from ..openai.units import check_depth
 
 UNSALTED_PATHS = ("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v2/embed")
 """The paths whose engines take no `cache_salt`, in vLLM 0.32: all but the last compute no prompt."""

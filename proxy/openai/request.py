@@ -25,10 +25,10 @@ from ..sessions.session import Prompt, response_key
 from ..sessions.session_name import session_name
 from ..sessions.templates import NO_TEMPLATES, PLAIN, Template, Templates
 from . import body_members
-from .body_members import DEPTH_LIMIT, check_depth, given, required
+from .body_members import given, required
 from .prompt_shapes import first_user_text, read
 from .prompts import PromptReader
-from .units import UNITS_LIMIT, check_units
+from .units import DEPTH_LIMIT, UNITS_LIMIT, check_depth, check_units
 
 Fields = body_members.Fields
 Values = dict[str, Any]  # members decoded by the decoders of `_READ`

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from itertools import accumulate
 
 import msgspec
 
 from .. import plane
 from ..errors import RequestError
 
+DEPTH_LIMIT = 64
 UNITS_LIMIT = 20_000
 LIST_LIMIT = 1024  # prompts in one request: vLLM's own default (VLLM_MAX_COMPLETION_PROMPTS)
 MEMBERS_LIMIT = 1_000_000
@@ -25,6 +27,30 @@ _DROPPED = bytes(code for code in range(256) if code not in _KEPT)
 # The same where strings hold escapes: backslashes too, and the letters that may follow them, all written as `n`.
 _FOLDED = bytes.maketrans(b"tbfru/", b"nnnnnn")
 _DROPPED_BESIDE_ESCAPES = bytes(code for code in range(256) if code not in _KEPT + b"\\nbfrtu/")
+
+_LAYERS = 8  # nearly all bodies with many brackets are less deep
+_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_STEPS = bytes.maketrans(b"[]", b"\x01\xff")  # +1 and -1 as signed bytes
+
+
+def check_depth(body: bytes, limit: int) -> None:
+    """RequestError if lists and objects are nested more than `limit` levels deep, the outermost included.
+
+    Exact for JSON. Text that is not JSON may pass, as the decoder refuses it.
+    """
+    is_refused = plane.bones(body)[0] > limit if plane.IS_BUILT else is_deeper(body, limit)
+    if is_refused:
+        raise RequestError(f"the body is nested deeper than {limit} levels (json_depth_limit)")
+
+
+def is_deeper(body: bytes, limit: int) -> bool:
+    """What compiled code tells, for machines without it. No objects are made, and nothing recurses."""
+    nest, layers = structure(body).translate(_BRACKETS, b",:"), min(_LAYERS, limit)
+    for layer in range(layers):
+        if nest.count(b"[") + layer <= limit:
+            return False
+        nest = nest.replace(b"[]", b"")  # removes the innermost level
+    return limit - layers + 1 in accumulate(memoryview(nest.translate(_STEPS)).cast("b"))
 
 
 def check_units(members: Iterable[msgspec.Raw], limit: int) -> None:

@@ -24,12 +24,12 @@ from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.gateway.messages import ProcessingRequest, Stage, _decoded_stage, read_stage
 from ppd.proxy.gateway.wire.frames import END_HEADERS, END_STREAM, PREFACE, FrameType, frame
 from ppd.proxy.openai.answer import AnswerObserver, AnswerSummary
-from ppd.proxy.openai.body_members import check_depth
 from ppd.proxy.openai.edits import Edits, edited_body
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.openai.sse import EventSplitter, Fragment, event_data, with_data
 from ppd.proxy.openai.stream_relay import StreamRelay, broken_off
+from ppd.proxy.openai.units import check_depth
 from ppd.proxy.sessions.prefix_chain import PrefixEnd
 from ppd.proxy.sessions.tool_call_hash import CanonicalJson
 from tests.proxy.gateway.connections import call, echoed, fake_picker

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ppd.proxy.errors import RequestError
-from ppd.proxy.openai.body_members import check_depth
+from ppd.proxy.openai.units import check_depth, is_deeper
 from tests.support.requests import CHAT, parse_bytes
 
 
@@ -47,8 +47,7 @@ def depth_of(value: Any) -> int:
 )
 def test_the_depth_is_that_of_the_structure_and_not_of_the_text(body: bytes, depth: int) -> None:
     assert [limit for limit in range(12) if is_refused(body, limit)] == list(range(depth))
-    long = b" " * 10_000 + body  # where brackets are looked for one by one first
-    assert [limit for limit in range(12) if is_refused(long, limit)] == list(range(depth))
+    assert [limit for limit in range(12) if is_deeper(body, limit)] == list(range(depth))
 
 
 TEXT = st.text(st.sampled_from('[]{}"\\nu/\t\n tbfr\u00e9'), max_size=8)
@@ -65,12 +64,14 @@ def test_it_agrees_with_a_decoder(value: Any, ascii_only: bool, indent: int | No
     body = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode()
     depth = depth_of(value)
     assert not is_refused(body, depth)
-    assert depth == 0 or is_refused(body, depth - 1)
+    assert not is_deeper(body, depth)
+    assert depth == 0 or (is_refused(body, depth - 1) and is_deeper(body, depth - 1))
 
 
 @given(st.binary(max_size=60) | st.text(st.sampled_from('[]{}"\\n'), max_size=40).map(str.encode), st.integers(0, 8))
 def test_bytes_that_are_no_json_pass_or_are_refused(body: bytes, limit: int) -> None:
     is_refused(body, limit)
+    is_deeper(body, limit)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from ..errors import UNREADABLE
 from ..fleet.worker import Worker
 from ..leg_moves import LegOrder
 from ..openai.answer_shapes import Usage, usage_of
@@ -107,7 +108,7 @@ class MoRIIORead(MoRIIO):
             return NoHandoff("params_missing")
         try:
             blocks = msgspec.json.decode(body.kv_transfer_params, type=_Blocks)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return NoHandoff("params_incomplete")
         if blocks.transfer_id != f"tx-{pair.key}":
             return NoHandoff("another_request")

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from ..config import Lookup
-from ..errors import ConfigError, FormatError
+from ..errors import UNREADABLE, ConfigError, FormatError
 from .format import Arm, Axes, Cell, FailedArms, Name, Provenance, check_distinct
 from .interpolation import Mix
 from .nearest import Around, Nearest, TableQuery
@@ -86,7 +86,7 @@ class DecisionTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             if header.version != VERSION:
                 raise FormatError(f"version: must be {VERSION}, got {header.version}")
             return msgspec.json.decode(data, type=DecisionTable)
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        except UNREADABLE as exc:
             raise FormatError(f"decision table: {exc}") from exc
 
     def encode(self) -> bytes:

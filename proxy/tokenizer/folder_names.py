@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..errors import ConfigError
+from ..errors import UNREADABLE, ConfigError
 
 _FILE = "tokenizer.json"
 _PACKAGES = ("tokenizers", "jinja2")
@@ -54,7 +54,7 @@ def _has_template(folder: Path) -> bool:
         return True
     try:
         settings = msgspec.json.decode((folder / "tokenizer_config.json").read_bytes(), type=dict[str, msgspec.Raw])
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, *UNREADABLE):
         return False
     return "chat_template" in settings
 

@@ -104,7 +104,13 @@ def test_what_must_be_known_beforehand_is_for_legs_that_do_not_wait(connector: C
     assert connector.order is LegOrder.P_THEN_D or not connector.needs_handoff
 
 
-@given(st.binary() | st.sampled_from([b"null", b"[]", b"{}", b'{"choices": [null]}', b'{"kv_transfer_params": 7}']))
+GARBAGE = [
+    *(b"null", b"[]", b"{}", b'{"choices": [null]}', b'{"kv_transfer_params": 7}'),
+    b'{"kv_transfer_params": {"transfer_id": "\xff"}}',
+]
+
+
+@given(st.binary() | st.sampled_from(GARBAGE))
 def test_garbage_never_raises(body: bytes) -> None:
     worker = Worker(role=Role.PREFILL, address="10.0.0.5:8100")
     for connector in CONNECTORS.values():

@@ -139,6 +139,7 @@ def test_each_cell_has_a_line_of_its_own() -> None:
         (b'"failed":{"split"', b'"failed":{"local"', r"cells\[1\].failed.local: the arm has measurements"),
         (b'"name": "t"', b'"name": "\xff"', r"decision table: "),
         (b"{", b"[", r"decision table: "),
+        (b"{", b'{"more":' + b"[" * 5000 + b"]" * 5000 + b",", r"decision table: "),
     ],
 )
 def test_a_bad_file_is_an_error_that_names_the_field(old: bytes, new: bytes, message: str) -> None:

@@ -34,9 +34,10 @@ def test_a_path_without_any_is_refused(tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "model", template=None)
     with pytest.raises(ConfigError, match=r"^tokenizer = .*model has no chat template"):
         FolderNames(str(tmp_path))
-    (tmp_path / "model" / "tokenizer_config.json").write_text("{")
-    with pytest.raises(ConfigError, match="has no chat template"):
-        FolderNames(str(tmp_path))
+    for settings in ("{", '{"more": ' + "[" * 5000 + "]" * 5000 + "}"):
+        (tmp_path / "model" / "tokenizer_config.json").write_text(settings)
+        with pytest.raises(ConfigError, match="has no chat template"):
+            FolderNames(str(tmp_path))
     (tmp_path / "model" / "chat_template.jinja").write_text("beside")
     assert FolderNames(str(tmp_path)).of("model", {})
 

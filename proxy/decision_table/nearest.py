@@ -48,19 +48,19 @@ class Nearest:
         new, output = [w.new_tokens for w in axes.workloads], [w.output_tokens for w in axes.workloads]
         self._ranges = (min(new), max(new), min(output), max(output), self._bounds[-1], axes.qps[0], axes.qps[-1])
 
-    def cell(self, workload: TableQuery) -> int:
-        context = bisect_left(self._bounds, workload.cached_tokens, 0, self._last)
-        row = context * len(self._centres) + self._type(workload.new_tokens, workload.output_tokens)
-        return row * (len(self._midpoints) + 1) + bisect_right(self._midpoints, workload.qps)
+    def cell(self, query: TableQuery) -> int:
+        context = bisect_left(self._bounds, query.cached_tokens, 0, self._last)
+        row = context * len(self._centres) + self._type(query.new_tokens, query.output_tokens)
+        return row * (len(self._midpoints) + 1) + bisect_right(self._midpoints, query.qps)
 
-    def covers(self, workload: TableQuery) -> bool:
+    def covers(self, query: TableQuery) -> bool:
         """Whether the turn lies in the range of every axis, each by itself, not their combination."""
         min_new, max_new, min_output, max_output, max_cached, min_qps, max_qps = self._ranges
         return (
-            min_new <= workload.new_tokens <= max_new
-            and min_output <= workload.output_tokens <= max_output
-            and 0 < workload.cached_tokens <= max_cached
-            and min_qps <= workload.qps <= max_qps
+            min_new <= query.new_tokens <= max_new
+            and min_output <= query.output_tokens <= max_output
+            and 0 < query.cached_tokens <= max_cached
+            and min_qps <= query.qps <= max_qps
         )
 
     def _type(self, new_tokens: int, output_tokens: int) -> int:
@@ -106,11 +106,11 @@ class Around:
         self._types = Triangulation(_centres(axes))
         self._types_count = len(axes.workloads)
 
-    def mix(self, workload: TableQuery) -> Mix:
+    def mix(self, query: TableQuery) -> Mix:
         """`is_inside`: cached tokens and QPS lie between measured points, and the type between measured types."""
-        new, output = max(workload.new_tokens, 1), max(workload.output_tokens, 1)
-        contexts, types = self._contexts.mix(workload.cached_tokens), self._types.mix(math.log2(new), math.log2(output))
-        rates = self._qps.mix(workload.qps)
+        new, output = max(query.new_tokens, 1), max(query.output_tokens, 1)
+        contexts, types = self._contexts.mix(query.cached_tokens), self._types.mix(math.log2(new), math.log2(output))
+        rates = self._qps.mix(query.qps)
         shares = tuple(
             ((context * self._types_count + kind) * self._qps.count + rate, by_context * by_kind * by_rate)
             for context, by_context in contexts.shares

@@ -105,9 +105,9 @@ class DecisionTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def scored(self, weights: Weights, rule: Lookup = Lookup.NEAREST) -> ScoredTable:
         return ScoredTable(self, weights, rule)
 
-    def lookup(self, workload: TableQuery, weights: Weights, rule: Lookup = Lookup.NEAREST) -> Verdict:
+    def lookup(self, query: TableQuery, weights: Weights, rule: Lookup = Lookup.NEAREST) -> Verdict:
         """Scores the whole table for one verdict; a caller with many turns keeps `scored(weights)`."""
-        return self.scored(weights, rule).lookup(workload)
+        return self.scored(weights, rule).lookup(query)
 
 
 class ScoredTable:
@@ -135,11 +135,11 @@ class ScoredTable:
         self._nearest = Nearest(axes)
         self._around = Around(axes) if rule is Lookup.INTERPOLATED else None
 
-    def lookup(self, workload: TableQuery) -> Verdict:
+    def lookup(self, query: TableQuery) -> Verdict:
         if self._around is not None:
-            return self._averaged(self._around.mix(workload)) or self._outside[self._nearest.cell(workload)]
-        verdicts = self._inside if self._nearest.covers(workload) else self._outside
-        return verdicts[self._nearest.cell(workload)]
+            return self._averaged(self._around.mix(query)) or self._outside[self._nearest.cell(query)]
+        verdicts = self._inside if self._nearest.covers(query) else self._outside
+        return verdicts[self._nearest.cell(query)]
 
     def arm(self, cell: CellKey, *, local: bool) -> Arm | None:
         """What was measured in a cell, LOCAL or SPLIT."""

@@ -12,11 +12,10 @@ from typing import Any
 
 import msgspec
 
+from ..openai.prompt_shapes import BILLING
 from .chat_template import ChatTemplate, Message, Tools
 
 Body = dict[str, Any]
-
-BILLING = "x-anthropic-billing-header"  # Claude Code's, other in each request; vLLM leaves it out
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "thinking": "thinking", "refusal": "refusal"}
 _CHANGES_ALL = (

@@ -11,8 +11,9 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from ..openai.prompt_shapes import BILLING
 from .chat_template import ChatTemplate, Message
-from .conversation import BILLING, Body, Conversation, Unrenderable, chat_tool, variables
+from .conversation import Body, Conversation, Unrenderable, chat_tool, variables
 
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _TWO_SYSTEMS = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]

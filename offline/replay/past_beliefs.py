@@ -142,7 +142,7 @@ class PastBeliefs:
             calls_tool = turn.finish_reason in TOOL_CALLS
             self._forecasts.take(AnswerEnded(turn.model, turn.number, calls_tool, now_s))
         residency = self._beliefs.residency
-        on_prefill = None if before is None else before.learnt()[2]  # what P held before is kept, and not touched
+        on_prefill = None if before is None else before.prefill_residency  # what P held before is kept, and not touched
         if prefill is not None and turn.route != "READBACK":
             on_prefill = residency(prefill, prompt)
         session.learn(None, residency(decode, prompt + output), on_prefill, calls_tool=calls_tool)

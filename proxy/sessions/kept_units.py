@@ -34,7 +34,8 @@ _FIRST = 32  # of these, so many of the first and of the newest always stay
 _NEWEST = 128
 
 LEARNT = struct.Struct("<dII")
-"""What is before the units in the same bytes: see `Session.learnt`."""
+"""What is before the units in the same bytes: the mean length of answers in tokens, 0 before any turn has ended; tokens
+of D's residency, then of P's."""
 
 _HEAD = struct.Struct("<IHHHHBQI")
 _UNIT = struct.Struct("<QIH")

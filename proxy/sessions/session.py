@@ -23,8 +23,6 @@ from .prefix_chain import Chain, PrefixEnd
 from .text_cuts import FIRST_LONG_BLOCK, unpack_points
 
 _PREFIX = struct.Struct("<QIIII??")
-_Learnt = tuple[float, int, int]
-"""Mean length of answers in tokens, 0 before any turn has ended; tokens of D's residency, then of P's."""
 _MARK = struct.Struct("<QI")
 _HEXADECIMAL = f"%0{KEY_BITS // 4}x"
 _MESSAGES_MARKED = 16  # after tools: the first ones
@@ -121,10 +119,12 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
 
     @property
     def output_tokens(self) -> float | None:
+        """Mean length of its answers."""
         return LEARNT.unpack_from(self.packed)[0] or None
 
     @property
     def decode_residency(self) -> Residency | None:
+        """What the D or R held after the last turn."""
         if self.decode is None:
             return None
         return Residency(self.decode, self.decode_incarnation, LEARNT.unpack_from(self.packed)[1])
@@ -134,17 +134,6 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
         if self.prefill is None:
             return None
         return Residency(self.prefill, self.prefill_incarnation, LEARNT.unpack_from(self.packed)[2])
-
-    def learnt(self) -> tuple[float | None, Residency | None, Residency | None]:
-        """Mean length of its answers, and what the decode and the prefill worker held after its last turn."""
-        learnt: _Learnt = LEARNT.unpack_from(self.packed)
-        output_tokens, decode_tokens, prefill_tokens = learnt
-        decode = prefill = None
-        if self.decode is not None:
-            decode = Residency(self.decode, self.decode_incarnation, decode_tokens)
-        if self.prefill is not None:
-            prefill = Residency(self.prefill, self.prefill_incarnation, prefill_tokens)
-        return output_tokens or None, decode, prefill
 
     def prefixes(self) -> list[KnownPrefix]:
         if not self.packed_prefixes:  # nearly always
@@ -167,8 +156,7 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
 
         calls_tool: a turn has been answered so, and the next one is waited for; None: none has.
         """
-        before: _Learnt = LEARNT.unpack_from(self.packed)
-        _, decode_tokens, prefill_tokens = before
+        _, decode_tokens, prefill_tokens = LEARNT.unpack_from(self.packed)
         if decode is not None:
             self.decode, self.decode_incarnation = decode.worker, decode.incarnation
             decode_tokens = decode.tokens
@@ -246,12 +234,11 @@ class SessionSummary:
 
 
 def summary_of(session: Session) -> SessionSummary:
-    _, decode, prefill = session.learnt()
     return SessionSummary(
         session_id=session.id,
         turn=session.turn,
         held_tokens=held_tokens(session),
-        decode=decode.worker if decode else None,
-        prefill=prefill.worker if prefill else None,
+        decode=session.decode,
+        prefill=session.prefill,
         seen_s=session.seen_s,
     )

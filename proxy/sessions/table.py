@@ -235,9 +235,10 @@ class SessionTable:
         if kind is NEXT:
             calls_tool = session.came_back()
         elif kind is MatchKind.BRANCH:
-            session = Session(self._new_history(prompt), prompt.label)
+            left, session = session, Session(self._new_history(prompt), prompt.label)
             # At the first turn any worker that shares the prefix will do, and the policy balances them.
-            session.learn(*(found.session.learnt() if turn > 1 else (found.session.output_tokens, None, None)))
+            decode, prefill = (left.decode_residency, left.prefill_residency) if turn > 1 else (None, None)
+            session.learn(left.output_tokens, decode, prefill)
         return matched(kind, session, turn, prompt, KnownPart(found.session, place, found, doubt, None, calls_tool))
 
     def _most_in_common(

@@ -337,8 +337,7 @@ def check_health(out: Outcome) -> None:
 def held_by(field: FaultFleet, session: str, leg: Leg) -> tuple[WorkerId, int]:
     """The worker that is believed to hold the session for such a leg, and how many of its tokens."""
     found = next(one for one in field.proxy.state.sessions.all() if one.id == session)
-    _, decode, prefill = found.learnt()
-    residency = prefill if leg is Leg.PREFILL else decode
+    residency = found.prefill_residency if leg is Leg.PREFILL else found.decode_residency
     assert residency is not None
     views = {view.id: view for view in field.proxy.state.registry.views()}
     entry = PromptEntry(found.history, found.history)

@@ -199,7 +199,7 @@ def _work(laws: EngineLaws | None, turn: PastTurn, new_tokens: int) -> tuple[flo
         return 0.0, turn.slo.ttft_s
     took_s = prefill_time_s(laws.costs, new_tokens, turn.prompt_tokens - new_tokens)
     idle_s = idle_ttft_s(laws.costs, turn.prompt_tokens, turn.prompt_tokens - new_tokens)
-    patience_s = max(turn.slo.ttft_s, turn.slo.ttft_factor * idle_s) - idle_s
+    patience_s = turn.slo.ttft_limit_s(idle_s) - idle_s
     return took_s, patience_s if patience_s > 0.0 else math.inf  # as in the proxy: late in any case
 
 

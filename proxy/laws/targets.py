@@ -42,6 +42,11 @@ class SloTargets(msgspec.Struct, frozen=True, kw_only=True):
     ttft_factor: Annotated[float, Meta(gt=0, le=MOST["ttft_factor"])] = 3.0
     tpot_s: Annotated[float, Meta(gt=0, le=MOST["tpot"])] = 0.025  # the mean of the turn
 
+    def ttft_limit_s(self, idle_s: float) -> float:
+        """idle_s: the turn's TTFT on an idle engine."""
+        scaled_s = self.ttft_factor * idle_s
+        return self.ttft_s if self.ttft_s > scaled_s else scaled_s  # not `max`, as each decision asks for several
+
 
 USUAL = SloTargets()
 

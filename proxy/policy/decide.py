@@ -102,7 +102,7 @@ def _misses(turn: Turn, rules: Rules, way: Candidate) -> bool:
         return False
     laws = rules.laws.of(way.prefill or way.decode)
     idle_s = 0.0 if laws is None else idle_ttft_s(laws.costs, turn.prompt_tokens, turn.held_tokens)
-    return predicted.ttft_s > targets.ttft_factor * idle_s
+    return predicted.ttft_s > targets.ttft_limit_s(idle_s)
 
 
 def _preference(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:

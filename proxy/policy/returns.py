@@ -66,7 +66,7 @@ class Recomputed(msgspec.Struct, frozen=True, gc=False):
 
     def __call__(self, tokens: int) -> float:
         ttft_s, idle_s = (idle_ttft_s(self.costs, tokens, held) for held in (0, tokens))
-        return miss(ttft_s, max(self.targets.ttft_s, self.targets.ttft_factor * idle_s), USUAL_SPREAD)
+        return miss(ttft_s, self.targets.ttft_limit_s(idle_s), USUAL_SPREAD)
 
 
 class _Losses(msgspec.Struct, gc=False):

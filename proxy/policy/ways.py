@@ -35,7 +35,6 @@ from ..laws.prediction import (
     work_on,
 )
 from ..laws.step_time import EngineProfile
-from ..laws.targets import SloTargets
 from .candidates import Candidates
 from .decision import Candidate, Preference, Readable, Route, Rules, Turn
 
@@ -93,15 +92,10 @@ def best_way(turn: Turn, candidates: Candidates, rules: Rules, score: Score) -> 
     return Preference(best.route, rules.mode.value, ways=recorded, patience_s=_patience_s(turn, best))
 
 
-def ttft_limit_s(targets: SloTargets, at: Outlook) -> float:
-    """at: where the prompt is computed."""
-    scaled_s = targets.ttft_factor * at.idle.ttft_s
-    return targets.ttft_s if targets.ttft_s > scaled_s else scaled_s
-
-
 def _patience_s(turn: Turn, way: Way) -> float:
     """A prompt that is late in any case can wait."""
-    patience_s = ttft_limit_s(turn.slo, way.work.at) - way.work.at.idle.ttft_s
+    idle_s = way.work.at.idle.ttft_s
+    patience_s = turn.slo.ttft_limit_s(idle_s) - idle_s
     return patience_s if patience_s > 0.0 else math.inf
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from ...decision_table.score import Weights
 from ..candidates import Candidates
 from ..decision import Preference, Rules, Turn
-from ..ways import Terms, Way, best_way, ttft_limit_s
+from ..ways import Terms, Way, best_way
 
 
 def least_ttft(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
@@ -46,7 +46,7 @@ def slack(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
 
 def _slack(turn: Turn, way: Way) -> Terms:
     prediction, late_s = way.prediction, 0.0
-    limit_s = ttft_limit_s(turn.slo, way.computing)
+    limit_s = turn.slo.ttft_limit_s(way.computing.idle.ttft_s)
     if prediction.ttft_s > limit_s:
         late_s = 1000.0 * prediction.ttft_s
     return {"late": late_s, "tpot": prediction.tpot_s, "streams": _delay_s(way)}

@@ -17,7 +17,7 @@ from ...laws.targets import miss
 from ..candidates import Candidates
 from ..decision import Preference, Rules, Turn
 from ..returns import Recomputed, Returns
-from ..ways import Terms, Way, best_way, ttft_limit_s
+from ..ways import Terms, Way, best_way
 
 TPOT_SPREAD = 0.15
 """Of the logarithm of predictions' errors, wider than most are: streams count before they are at their limit, so load
@@ -111,10 +111,11 @@ class ExpectedMisses:
         at, turn, others, missing = work.at, self._turn, self._usual, 0.0
         if at.sequences:
             missing = (self._slowed.get(at) or self._slowed_on(at)).usual
-        limit_s = ttft_limit_s(turn.slo, at)
+        idle_s = at.idle.ttft_s
+        limit_s = turn.slo.ttft_limit_s(idle_s)
         delayed = self._delayed[work] = Delayed(
             limit_s,
-            limit_s if turn.slo is others else ttft_limit_s(others, at),
+            limit_s if turn.slo is others else others.ttft_limit_s(idle_s),
             at.laws.ttft_spread,
             _stalled(work, turn, others.tpot_s, missing),
             _queued(work, turn, others.ttft_s, self._rules),

@@ -8,10 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from ppd.proxy.config import Mode
+from ppd.proxy.fleet.order import LoadOrder, Ranked
 from ppd.proxy.fleet.view import WorkerView
-from ppd.proxy.policy import Route, Turn
+from ppd.proxy.policy import Route, Turn, decide
 from ppd.proxy.policy.decision import Readable
-from tests.support.decisions import D1, D2, NEXT, P1, P2, R1, rules, run
+from tests.support.decisions import D1, D2, NEXT, P1, P2, R1, fleet_of, held, rules, run, view
 
 
 def told(view: WorkerView) -> WorkerView:
@@ -57,6 +58,17 @@ def test_who_failed_reads_nothing_back() -> None:
     for failed in ((P2.id,), ((P2.id, D2.id),)):
         assert run(KEPT, FLEET, by, avoid=failed).vetoes[0] == "no_reader"
     assert run(KEPT, FLEET, by, avoid=(D2.id,)).vetoes[0] == "decode_failed"
+
+
+@pytest.mark.parametrize("reader", ["P9", "P8"])
+def test_of_many_p_in_order_the_one_that_is_done_first_reads(reader: str) -> None:
+    """P8, where P9 cannot."""
+    many = [view("P", number, queued_prefill_tokens=10 - number) for number in range(1, 10)]
+    prefills = Ranked(LoadOrder([told(one) if one.name <= reader else one for one in many]))
+    fleet = replace(fleet_of((*prefills, D2_TOLD)), prefills=prefills)
+    decision = decide(replace(KEPT, held=held(D2)), fleet, rules(Mode.ALWAYS_LOCAL), qps=2.0, now_s=100.0)
+    assert decision.prefill is not None
+    assert (decision.route, decision.prefill.name) == (Route.READBACK, reader)
 
 
 def test_a_mode_that_does_not_predict_reads_nothing_back_unasked() -> None:

@@ -24,7 +24,7 @@ from .discovery.heartbeat_listener import HeartbeatListener
 from .discovery.senders import HostAddresses
 from .encoders.encoder_chooser import EncoderChooser
 from .errors import ConfigError
-from .fleet.booking import Ledger
+from .fleet.booking import OpenHandoffs
 from .fleet.registry import Registry
 from .health.canary import Canary
 from .health.circuit_breaker import Breakers, RetryBudget
@@ -206,7 +206,7 @@ def new_state(config: ProxyConfig, member: Member, now: Callable[[], float], law
         beliefs=beliefs,
         tokens=TokenEstimator(),
         templates=TemplateOrder(config.templates_with_call_ids, config.processes),
-        ledger=Ledger(),
+        handoffs=OpenHandoffs(),
         receipts=Receipts(config.receipts_kept),
         metrics=metrics,
         health=health,
@@ -266,7 +266,7 @@ def make_canary(config: ProxyConfig, state: State, upstream: Upstream) -> Canary
         upstream,
         registry=state.registry,
         health=state.health,
-        ledger=state.ledger,
+        handoffs=state.handoffs,
         now=state.now,
         on_result=lambda result: state.metrics.canaries.labels(result).inc(),
     )
@@ -295,7 +295,7 @@ def _gauges(config: ProxyConfig, state: State) -> Iterator[Metric]:
     yield data_plane_info(config.data_plane, plane.IS_BUILT)
     yield from fleet_gauges(state.registry.views())
     yield from state.engine_caches.gauges(state.registry.views())
-    yield from state.ledger.gauges(state.now())
+    yield from state.handoffs.gauges(state.now())
     yield from laws_gauges(state.laws.judged())
     yield gauge("ppd_sessions", "Sessions known", len(state.sessions))
     yield gauge("ppd_readback_handles", "Sessions whose D keeps KV that a P may read back", len(state.handles))

@@ -48,7 +48,7 @@ def state_of(one: TurnBench) -> dict[str, int]:
     return {
         "sessions": len(state.sessions),
         "legs under way": sum(view.inflight for view in state.registry.views()),
-        "handoffs": state.ledger.outstanding(state.now()),
+        "handoffs": state.handoffs.outstanding(state.now()),
     }
 
 

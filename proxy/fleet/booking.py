@@ -189,7 +189,7 @@ class _Move:
 LEASE_S = 30.0  # vLLM's default: P frees KV that no D has pulled by then
 
 
-class Ledger:
+class OpenHandoffs:
     """Handoffs that P announced and no D has pulled, by leg id, with the time of the announcement.
 
     One that no D will pull stays pinned on P until its lease ends, and is counted until then.

@@ -19,7 +19,7 @@ from ..connectors import CONNECTORS, Connector, answers_alone, can_pair, plain_l
 from ..connectors.leg import Handoff, LegRequest, Pair
 from ..errors import LegError, PPDError, refusal
 from ..failures import Cause, Leg, Phase
-from ..fleet.booking import Ledger
+from ..fleet.booking import OpenHandoffs
 from ..fleet.registry import Registry
 from ..fleet.view import WorkerView
 from ..fleet.worker import PairId, Role
@@ -69,7 +69,7 @@ class Canary:
         *,
         registry: Registry,
         health: WorkerHealth,
-        ledger: Ledger,
+        handoffs: OpenHandoffs,
         now: Callable[[], float],
         on_result: Callable[[str], None],
     ) -> None:
@@ -80,7 +80,7 @@ class Canary:
         self._registry = registry
         self._health = health
         self._breakers = health.breakers
-        self._ledger = ledger
+        self._handoffs = handoffs
         self._now = now
         self._on_result = on_result
         self._headers = {"content-type": "application/json"}
@@ -227,7 +227,7 @@ class Canary:
         if not isinstance(found, Handoff):
             return "no_handoff"
         if connector.needs_handoff:
-            self._ledger.open(trial_id, self._now())
+            self._handoffs.open(trial_id, self._now())
         try:
             leg = connector.decode_leg(Endpoint.COMPLETIONS, fields, pair, secrets.token_hex(16), found)
             await self._ask(Call(trial.decode.worker, once=True, expiry=expiry), leg)
@@ -235,7 +235,7 @@ class Canary:
             if exc.cause is Cause.STALE_HANDOFF and exc.phase is Phase.CONNECT:
                 return "stale_handoff"
             return await self._judge(trial, fields, exc, asked_s)
-        self._ledger.close(trial_id)
+        self._handoffs.close(trial_id)
         health.succeeded(trial.pair)
         health.close_half_open(trial.decode.id)
         return "ok"

@@ -10,7 +10,7 @@ from ..admission.gate import Admission
 from ..admission.rate_limits import RateLimits
 from ..beliefs.beliefs import Beliefs
 from ..encoders.encoder_chooser import EncoderChooser
-from ..fleet.booking import Ledger
+from ..fleet.booking import OpenHandoffs
 from ..fleet.registry import Registry
 from ..fleet.view import BareViews
 from ..health.circuit_breaker import RetryBudget
@@ -38,7 +38,7 @@ class State:
     beliefs: Beliefs
     tokens: TokenEstimator
     templates: TemplateOrder
-    ledger: Ledger
+    handoffs: OpenHandoffs
     receipts: Receipts
     metrics: Metrics
     health: WorkerHealth

@@ -102,7 +102,7 @@ def assemble(
     bodies = BodyReader(config, state.hasher)
     receipt_log = open_log(config.receipt_log, state.metrics) if config.receipt_log else None
     reporter = Reporter(options.report, options.curve) if options.report else None
-    state.metrics.watch(lambda: chain(() if reporter is None else (reporter.counter(),), state.ledger.gauges(now())))
+    state.metrics.watch(lambda: chain(() if reporter is None else (reporter.counter(),), state.handoffs.gauges(now())))
     dispatcher = Dispatcher(config, upstream, handoff_release, state, bodies)
     log, report = (receipt_log.write if receipt_log else None), (reporter.send if reporter else None)
     decisions = _decisions(options, _engine(options, state))

@@ -138,7 +138,7 @@ class Fleet(ProxyClient):
         busy = any(map(has_work, views))
         pinned = any(engine.pinned for engine in self.engines.values())
         running = any(list(engine.scheduler.sequences) for engine in self.engines.values())
-        return not (busy or pinned or running or self.proxy.state.ledger.outstanding(self.proxy.state.now()))
+        return not (busy or pinned or running or self.proxy.state.handoffs.outstanding(self.proxy.state.now()))
 
 
 @contextmanager

@@ -168,7 +168,7 @@ class Beside(StreamClient):
         """This proxy holds nothing and waits for nothing."""
         views, state = self.proxy.state.registry.views(), self.proxy.state
         busy = any(view.inflight or view.queued_prefill_tokens for view in views)
-        return not busy and state.ledger.outstanding(state.now()) == 0
+        return not busy and state.handoffs.outstanding(state.now()) == 0
 
 
 ROLES = (Role.PREFILL, Role.DECODE, Role.REPLICA)

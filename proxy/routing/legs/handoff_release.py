@@ -52,7 +52,7 @@ class HandoffRelease:
 
     def __init__(self, state: State, upstream: Upstream) -> None:
         self._registry = state.registry
-        self._ledger = state.ledger
+        self._handoffs = state.handoffs
         self._health = state.health
         self._admission = state.admission
         self._metrics = state.metrics
@@ -122,9 +122,9 @@ class HandoffRelease:
             return "aborted"
         if legs.state is LegsState.UNTAKEN:
             await self._release(attempt)
-            return "left" if self._ledger.has(attempt.attempt_id) else "taken"
+            return "left" if self._handoffs.has(attempt.attempt_id) else "taken"
         if legs.state is LegsState.TAKEN:
-            self._ledger.close(attempt.attempt_id)
+            self._handoffs.close(attempt.attempt_id)
             return "taken"
         return "left"
 
@@ -186,7 +186,7 @@ class HandoffRelease:
                 timeouts=Timeouts(REACHED_S, TAKEN_S, TAKEN_S),
             ) as answer:
                 if await _has_taken(answer, endpoint, is_stream=keeps):
-                    self._ledger.close(attempt.attempt_id)
+                    self._handoffs.close(attempt.attempt_id)
         finally:
             self._registry.release(decode.id, used)
 

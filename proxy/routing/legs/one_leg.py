@@ -41,7 +41,7 @@ class OneLeg:
     def __init__(self, config: ProxyConfig, upstream: Upstream, state: State, bodies: BodyReader) -> None:
         self._state = state
         self._strips = config.encoder_strip
-        self._ledger = state.ledger
+        self._handoffs = state.handoffs
         self._admission = state.admission
         self._metrics = state.metrics
         self._now = state.now
@@ -101,7 +101,7 @@ class OneLeg:
             return found
         if connector.needs_handoff and isinstance(found, Handoff):
             attempt.expiry = Expiry.of(asked_s, self._handoff_max_age_s)
-            self._ledger.open(attempt.attempt_id, self._now())
+            self._handoffs.open(attempt.attempt_id, self._now())
         if attempt.decision.route is not Route.READBACK:  # P's cache then has it under a name that nobody asks for
             attempt.touches.prefilled(found.cached_tokens)
         return found

@@ -40,7 +40,7 @@ class Split:
         self._leg = leg
         self._handoff_release = handoff_release
         self._handles, self._reader = state.handles, Reader(state.handles)
-        self._ledger = state.ledger
+        self._handoffs = state.handoffs
         self._health = state.health
         self._metrics = state.metrics
 
@@ -152,7 +152,7 @@ class Split:
         decision = attempt.decision
         match action:
             case LegsAction.NOTE_MOVED:
-                self._ledger.close(attempt.attempt_id)  # D has begun to answer, so it has the KV
+                self._handoffs.close(attempt.attempt_id)  # D has begun to answer, so it has the KV
                 self._health.prefilled(decision, moved=True)
             case LegsAction.NOTE_UNMOVED:
                 self._health.prefilled(decision, moved=False)

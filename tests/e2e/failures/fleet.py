@@ -176,7 +176,7 @@ class FaultFleet(Fleet):
             return str((await answer.json())["choices"][0]["message"]["content"])
 
     def outstanding(self) -> int:
-        return self.proxy.state.ledger.outstanding(self.proxy.state.now())
+        return self.proxy.state.handoffs.outstanding(self.proxy.state.now())
 
     def pinned(self) -> int:
         return sum(engine.pinned for engine in self.engines.values())
@@ -208,13 +208,13 @@ class FaultFleet(Fleet):
         return bool(self.proxy.handoff_release._tasks)
 
     def end_leases(self) -> None:
-        """In the proxy's ledger and on every P, and what an aborted request of a D keeps for P."""
+        """By the proxy's count and on every P, and what an aborted request of a D keeps for P."""
         self.clock.advance(LEASE_S + 1)
         for engine in self.engines.values():
             engine.handoffs.expire()
             engine.pulls.expire()
             engine.wake()
-        self.proxy.state.ledger.outstanding(self.proxy.state.now() + LEASE_S + 1)
+        self.proxy.state.handoffs.outstanding(self.proxy.state.now() + LEASE_S + 1)
 
     async def outlast(self, asking: asyncio.Task[Seen], name: str, leg: Leg) -> None:
         """While a turn is on, the time of each leg that hangs at this worker passes at once; all others have theirs.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ppd.proxy.fleet.booking import LEASE_S, Ledger, LegBooking
+from ppd.proxy.fleet.booking import LEASE_S, LegBooking, OpenHandoffs
 from ppd.proxy.fleet.ledger import LegEstimates, prefill_left_s
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.worker import Role, Worker, WorkerId
@@ -242,25 +242,25 @@ def test_a_lender_gets_kv_that_it_keeps(registry: Registry) -> None:
 # -- the handoffs that P keeps
 
 
-def samples(ledger: Ledger, now_s: float) -> list[float]:
-    return [sample.value for gauge in ledger.gauges(now_s) for sample in gauge.samples]
+def samples(handoffs: OpenHandoffs, now_s: float) -> list[float]:
+    return [sample.value for gauge in handoffs.gauges(now_s) for sample in gauge.samples]
 
 
 def test_it_counts_what_is_open_and_how_old_the_oldest_is() -> None:
-    ledger = Ledger()
-    assert samples(ledger, 5.0) == [0, 0]
-    ledger.open("a", 10.0)
-    ledger.open("b", 12.0)
-    assert samples(ledger, 13.0) == [2, 3.0]
-    ledger.close("a")
-    ledger.close("a")
-    assert samples(ledger, 13.0) == [1, 1.0]
+    handoffs = OpenHandoffs()
+    assert samples(handoffs, 5.0) == [0, 0]
+    handoffs.open("a", 10.0)
+    handoffs.open("b", 12.0)
+    assert samples(handoffs, 13.0) == [2, 3.0]
+    handoffs.close("a")
+    handoffs.close("a")
+    assert samples(handoffs, 13.0) == [1, 1.0]
 
 
 def test_what_nobody_pulled_is_counted_until_its_lease_ends() -> None:
-    ledger = Ledger()
-    ledger.open("a", 0.0)
-    ledger.open("b", 10.0)
-    assert ledger.outstanding(LEASE_S) == 2
-    assert ledger.outstanding(LEASE_S + 1) == 1
-    assert ledger.outstanding(LEASE_S + 11) == 0
+    handoffs = OpenHandoffs()
+    handoffs.open("a", 0.0)
+    handoffs.open("b", 10.0)
+    assert handoffs.outstanding(LEASE_S) == 2
+    assert handoffs.outstanding(LEASE_S + 1) == 1
+    assert handoffs.outstanding(LEASE_S + 11) == 0

@@ -140,7 +140,7 @@ async def test_a_failure_is_held_against_whom_the_control_shows(
     assert await bench.canary.run_trial(bench.trial()) == result
     assert set(bench.states()) == opened
     assert all(not view.inflight for view in bench.state.registry.views())
-    assert bench.state.ledger.outstanding(bench.now_s) == pinned
+    assert bench.state.handoffs.outstanding(bench.now_s) == pinned
 
 
 async def test_an_overloaded_worker_is_left_alone_for_as_long_as_it_says() -> None:

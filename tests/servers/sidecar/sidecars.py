@@ -76,7 +76,7 @@ class SidecarFleet(Fleet):
 
     def idle(self) -> bool:
         states = [made.sidecar.state for made in self.sidecars.values()]
-        return super().idle() and not any(state.ledger.outstanding(state.now()) for state in states)
+        return super().idle() and not any(state.handoffs.outstanding(state.now()) for state in states)
 
 
 class StrictFleet(SidecarFleet):

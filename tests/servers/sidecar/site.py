@@ -118,7 +118,7 @@ class Site:
         state = self.sidecar.state
         running = any(engine.scheduler.sequences or engine.pinned for engine in self.engines.values())
         views = any(view.inflight for view in state.registry.views())
-        return not running and not views and not state.ledger.outstanding(state.now())
+        return not running and not views and not state.handoffs.outstanding(state.now())
 
     async def until(self, holds: Callable[[], bool], limit_s: float = 60) -> None:
         async with asyncio.timeout(limit_s):

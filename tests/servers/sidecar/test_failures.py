@@ -206,5 +206,5 @@ async def test_no_kv_stays_on_p_when_a_client_leaves(phase: str, stream: bool) -
         body = {"model": "sim", "messages": [{"role": "user", "content": "Words. " * 40}], "max_tokens": 400}
         await leave(site, phase, {**body, "stream": stream})
         await site.until(site.is_idle)
-        assert site.sidecar.state.ledger.outstanding(site.sidecar.state.now()) == 0
+        assert site.sidecar.state.handoffs.outstanding(site.sidecar.state.now()) == 0
         assert site.engines["P1"].pinned == 0

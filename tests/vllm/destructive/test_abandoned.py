@@ -102,12 +102,12 @@ async def test_a_client_that_leaves_while_ps_answer_is_on_the_wire(fleet: Any, s
 async def test_clients_that_leave_while_d_is_busy(fleet: Any) -> None:
     """D computes a long prompt; what it is asked for meanwhile is not admitted yet, or pulled, or queued."""
     async with fleet.beside() as beside, nothing_stays(fleet, beside):
-        ledger, now = beside.proxy.state.ledger, beside.proxy.state.now
+        handoffs, now = beside.proxy.state.handoffs, beside.proxy.state.now
         busy = asyncio.create_task(fleet.straight(Role.DECODE, prompt(LONG * 3 // 2), max_tokens=1))
         await fleet.eventually(lambda: fleet.computes(Role.DECODE))
         for stream, stays_s in itertools.product((True, False), (0.0, 0.3)):
             asking = ask(beside, SHORT, stream=stream)
-            await fleet.until(lambda: ledger.outstanding(now()) > 0)
+            await fleet.until(lambda: handoffs.outstanding(now()) > 0)
             await asyncio.sleep(stays_s)
             await leave(asking)
             await fleet.until(beside.is_idle, WITHIN_S)

@@ -92,10 +92,10 @@ class Lab:
         """P has answered."""
         tell(made, LegsEvent.HANDED_OVER)
         made.handoff = Handoff({"remote_request_id": "kv"}, 10, None)
-        self.proxy.state.ledger.open(made.attempt_id, self.proxy.state.now())
+        self.proxy.state.handoffs.open(made.attempt_id, self.proxy.state.now())
 
     def outstanding(self) -> int:
-        return self.proxy.state.ledger.outstanding(self.proxy.state.now())
+        return self.proxy.state.handoffs.outstanding(self.proxy.state.now())
 
     async def leave(self, made: Attempt, opening: Opening, *, after_s: float = 0.0) -> None:
         """The client leaves while the attempt is under way; then all is wound up."""

@@ -51,7 +51,7 @@ def state(lab: Lab) -> LegsState:
 
 
 def outstanding(lab: Lab) -> int:
-    return lab.proxy.state.ledger.outstanding(lab.proxy.state.now())
+    return lab.proxy.state.handoffs.outstanding(lab.proxy.state.now())
 
 
 def fates(lab: Lab) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppd.proxy.connectors import CONNECTORS, Connector, plain_leg, usual_engine
+from ppd.proxy.connectors import CONNECTORS, Connector, can_pair, plain_leg, usual_engine
 from ppd.proxy.connectors.leg import PRIVATE, Finished, Handoff, NoHandoff, Pair
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.leg_moves import LegOrder
@@ -146,3 +147,20 @@ def test_an_answer_with_two_choices_is_not_sent_on(name: str, make_pair: MakePai
         "kv_transfer_params": {"a": 1},
     }
     assert connector.handoff(msgspec.json.encode(answer), pair) == NoHandoff("choices_not_one")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"engine_version": ""}, True),
+        ({"engine_version": "0.31.0"}, False),
+        ({"connector": "none"}, False),
+        ({"engine": "sim"}, False),
+        ({"models": ("other",)}, False),
+        ({"models": ()}, True),
+    ],
+)
+def test_which_p_and_d_can_pair(changes: dict[str, Any], expected: bool) -> None:
+    d = Worker(role=Role.DECODE, address="d:1", models=("m",), engine_version="0.33.0")
+    assert can_pair(replace(d, role=Role.PREFILL, **changes), d) is expected

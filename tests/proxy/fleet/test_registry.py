@@ -11,14 +11,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace as replace_struct
 
-from ppd.proxy.connectors import can_pair
 from ppd.proxy.fleet.ledger import RECENT_TOKENS, LegWork, Use
 from ppd.proxy.fleet.order import MODELS_KEPT
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns
 from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
 from ppd.proxy.fleet.worker_names import NAMES_KEPT
-from ppd.proxy.policy.placement import ways_to_serve
 
 D = Worker(role=Role.DECODE, address="d:1", models=("m",), incarnation="a", source=Source.AGENT)
 PING = Worker(role=Role.PREFILL, address="p:1", connector="p2p_nccl", source=Source.PING)
@@ -259,45 +257,6 @@ def test_what_happens_on_a_worker_that_left_is_ignored() -> None:
     registry = Registry()
     registry.release(WorkerId("gone:1"), registry.reserve(WorkerId("gone:1")))
     assert registry.views() == ()
-
-
-@pytest.mark.parametrize(
-    ("roles", "ways"),
-    [
-        ("", (False, False, False)),
-        ("P", (False, False, False)),
-        ("D", (False, True, False)),
-        ("PD", (True, True, False)),
-        ("R", (False, False, True)),
-        ("PDR", (True, True, True)),
-    ],
-)
-def test_ways_to_serve(roles: str, ways: tuple[bool, bool, bool]) -> None:
-    registry = Registry()
-    for role in roles:
-        registry.apply(Announcement(replace(D, role=Role(role), address=f"{role.lower()}:1")), 0.0)
-    views = registry.views()
-    assert tuple(ways_to_serve(views).values()) == ways
-    assert ways_to_serve(views, prefills_answer=True)["replica"] is ("P" in roles or "R" in roles)
-    registry.apply(Announcement(replace(D, address="d:2", has_sidecar=True)), 0.0)
-    assert ways_to_serve(registry.views(), prefills_answer=True)["replica"] is ("R" in roles)
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, True),
-        ({"engine_version": ""}, True),
-        ({"engine_version": "0.31.0"}, False),
-        ({"connector": "none"}, False),
-        ({"engine": "sim"}, False),
-        ({"models": ("other",)}, False),
-        ({"models": ()}, True),
-    ],
-)
-def test_which_p_and_d_can_pair(changes: dict[str, Any], expected: bool) -> None:
-    d = replace(D, engine_version="0.33.0")
-    assert can_pair(replace(d, role=Role.PREFILL, **changes), d) is expected
 
 
 FLEET_STEPS: list[Callable[[Registry], object]] = [

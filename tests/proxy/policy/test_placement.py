@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace as replace_worker
 
 import pytest
 from msgspec.structs import replace
@@ -16,7 +17,7 @@ from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Others, WorkerView
 from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
 from ppd.proxy.policy import Route, Turn, decide
-from ppd.proxy.policy.placement import own_worker
+from ppd.proxy.policy.placement import own_worker, ways_to_serve
 from tests.support.decisions import D1, D2, EVICTED, FIRST, NEXT, P1, P2, R1, held, rules, run, view
 
 SHARED = BeliefEvidence.SHARED_PREFIX
@@ -118,3 +119,22 @@ def test_a_head_that_others_brought_makes_no_worker_the_sessions_own(is_shared: 
     """Where a session's own cache is gone, its like would else all move to the worker that comes first."""
     turn = replace(NEXT, held={D1.id: Held(900, BeliefEvidence.KV_EVENTS, is_shared)})
     assert (own_worker(turn, (D1, D2)) is not None) is is_own
+
+
+@pytest.mark.parametrize(
+    ("roles", "ways"),
+    [
+        ("", (False, False, False)),
+        ("P", (False, False, False)),
+        ("D", (False, True, False)),
+        ("PD", (True, True, False)),
+        ("R", (False, False, True)),
+        ("PDR", (True, True, True)),
+    ],
+)
+def test_ways_to_serve(roles: str, ways: tuple[bool, bool, bool]) -> None:
+    views = [view(role, 1) for role in roles]
+    assert tuple(ways_to_serve(views).values()) == ways
+    assert ways_to_serve(views, prefills_answer=True)["replica"] is ("P" in roles or "R" in roles)
+    views.append(replace(D2, worker=replace_worker(D2.worker, has_sidecar=True)))
+    assert ways_to_serve(views, prefills_answer=True)["replica"] is ("R" in roles)

@@ -39,7 +39,7 @@ from .excluded import with_excluded
 from .modes import PLACING, PREDICTING, STRATEGIES
 from .modes.slo import EXPLORED
 from .modes.table import by_table
-from .placement import holds_most, holds_session, is_overloaded, own_worker, pick_decode, pick_prefill
+from .placement import holds_session, is_overloaded, most_of, own_worker, pick_decode, pick_prefill
 from .stage_order import SETTLED
 
 # Looking up enum members by name is slow.
@@ -232,7 +232,7 @@ def _why_left_out(known: WorkerView, candidates: Candidates) -> str:
 def _lacks(turn: Turn, preference: Preference, known: WorkerView, held: int, candidates: Candidates) -> str | None:
     """The veto where this D holds too little of the prompt, or too many sessions like this one."""
     is_judged = preference.verdict is not None and held > 0  # by the table, with what is held
-    if not is_judged and not holds_most(turn, known):
+    if not is_judged and held < most_of(turn):
         return turn.lost or ("evicted" if turn.held_tokens else "not_resident")
     if not holds_session(turn, known) and is_overloaded(known, candidates.decodes):
         return "decode_busy"

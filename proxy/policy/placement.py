@@ -8,7 +8,7 @@ from hashlib import sha256
 
 import msgspec
 
-from ..beliefs.held import BeliefEvidence, Held
+from ..beliefs.held import BeliefEvidence
 from ..connectors import answers_alone, can_pair, takes_either_leg
 from ..fleet.order import RankRule, least_ranked, mean_recent_tokens, mean_requests, of_workers
 from ..fleet.ranking import KV_FULL, FactorRank, Rank, load_rank, prefill_rank
@@ -110,7 +110,7 @@ def own_worker(turn: Turn, *pools: Sequence[WorkerView]) -> WorkerView | None:
         return next((view for views in pools for view in of_workers(views, stores)), None)
     if not turn.held_tokens:
         return None
-    # As `_is_own` says; few, where many hold a shared head.
+    # As `holds_session` says; few, where many hold a shared head.
     holders = [
         worker for worker, held in turn.held.items() if held.evidence is not _SHARED_PREFIX and not held.is_shared
     ]
@@ -126,11 +126,9 @@ def _holders(turn: Turn, views: Sequence[WorkerView]) -> list[WorkerView]:
 def holds_session(turn: Turn, view: WorkerView) -> bool:
     """Whether it holds most of what earlier turns of the session cover, as no worker for other sessions does."""
     held = turn.held.get(view.id)
-    return held is not None and _is_own(held) and holds_most(turn, view)
-
-
-def _is_own(held: Held) -> bool:
-    return held.evidence is not _SHARED_PREFIX and not held.is_shared
+    if held is None or held.evidence is _SHARED_PREFIX or held.is_shared:
+        return False
+    return holds_most(turn, view)
 
 
 def holds_most(turn: Turn, view: WorkerView) -> bool:

@@ -88,6 +88,9 @@ def test_none_is_kept_for_longer_than_d_keeps_the_kv() -> None:
     time.now_s = HANDLE.until_s
     handles.expire()
     assert list(handles.kept) == [8]
+    time.now_s = 2000.0
+    handles.expire()
+    assert not handles
 
 
 def test_so_many_bytes_are_kept_and_the_oldest_go_first() -> None:

@@ -54,6 +54,11 @@ LAST = chunk({"token_ids": ANSWER[2:], "finish_reason": "stop"}, kv_transfer_par
     [
         [chunk({"token_ids": ANSWER}, prompt_token_ids=PROMPT, kv_transfer_params=params())],
         [chunk({"token_ids": ANSWER, "prompt_token_ids": PROMPT}, kv_transfer_params=params())],
+        [
+            chunk(
+                {"token_ids": ANSWER, "prompt_token_ids": PROMPT}, prompt_token_ids=PROMPT, kv_transfer_params=params()
+            )
+        ],
         [chunk({}, prompt_token_ids=PROMPT), chunk({"token_ids": ANSWER[:2]}), LAST, chunk(usage={})],
         [chunk({"prompt_token_ids": PROMPT, "token_ids": ANSWER[:1]}), chunk({"token_ids": ANSWER[1:2]}), LAST],
         [chunk({}, prompt_token_ids=PROMPT), chunk({"token_ids": None}), chunk({"token_ids": ANSWER[:2]}), LAST],

@@ -14,7 +14,6 @@ from ..config import ProxyConfig
 from ..errors import RequestError
 from ..openai.answer import AnswerObserver
 from ..openai.body_members import Members
-from ..openai.form import is_form
 from ..openai.prompts import PromptReader
 from ..openai.reply_key import ReplyKey
 from ..openai.request import Endpoint, ReadingRules, ReadPrompt, Request, parse_request, request_of
@@ -24,7 +23,7 @@ from ..sessions.prefix_chain import Chain
 from ..sessions.templates import Templates
 from ..sessions.text_cuts import TextCuts
 from .body_worker import ForwardedBody, ReadAnswer, ReadForwarded, ReadTurn, TurnBody, Unreadable, WholeAnswer
-from .forwarded import model_of, public_body
+from .forwarded import read_forwarded
 from .helper_process import HelperProcess
 from .known_frames import KnownFrames
 from .named_media import with_named_media
@@ -149,8 +148,7 @@ class BodyReader:
         """The model that it names, and the body that a worker may see."""
         depth_limit = self._config.json_depth_limit
         if isinstance(body, bytes) and look(body)[0] <= _INTRICATE:
-            model = model_of(content_type, body)
-            return model, body if not body or is_form(content_type) else public_body(body, client, depth_limit, path)
+            return read_forwarded(content_type, body, client, depth_limit, path)
         asked = ReadForwarded(content_type=content_type, client=client, depth_limit=depth_limit, path=path)
         shared = SharedBytes.of([body]) if isinstance(body, bytes) else body
         answer, new = await self._helper.ask("forwarded", msgspec.msgpack.encode(asked), shared)

@@ -26,7 +26,7 @@ from ..sessions.prefix_chain import Marks
 from ..sessions.templates import Template, Templates
 from ..sessions.text_cuts import cuts_of
 from ..sessions.text_kinds import kind_of
-from .forwarded import model_of, public_body
+from .forwarded import read_forwarded
 from .helper_process import serve
 from .named_media import with_named_media
 
@@ -143,8 +143,7 @@ def _forwarded(arguments: bytes, view: memoryview) -> tuple[bytes, bytes | None]
     try:
         if not is_form(asked.content_type):
             check_members(body)
-        model = model_of(asked.content_type, body)
-        public = body if is_form(asked.content_type) else public_body(body, asked.client, asked.depth_limit, asked.path)
+        model, public = read_forwarded(asked.content_type, body, asked.client, asked.depth_limit, asked.path)
     except PPDError as exc:
         return _refused(exc), None
     return msgspec.msgpack.encode([ForwardedBody(model), None]), None if public is body else public

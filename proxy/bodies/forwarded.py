@@ -41,6 +41,12 @@ def model_of(content_type: str, body: bytes) -> str:
     return model
 
 
+def read_forwarded(content_type: str, body: bytes, client: Client, depth_limit: int, path: str) -> tuple[str, bytes]:
+    """The model that it names, and the body that a worker may see: a form as it came, else `public_body`."""
+    model = model_of(content_type, body)
+    return model, body if not body or is_form(content_type) else public_body(body, client, depth_limit, path)
+
+
 def public_body(body: bytes, client: Client, depth_limit: int, path: str = "") -> bytes:
     """A JSON object without the members that end at the proxy, and with a `priority` that the client's key allows.
 

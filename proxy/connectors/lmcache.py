@@ -18,7 +18,7 @@ from ..openai.request import Endpoint, Fields
 from .coordinates import HOST, PORTS
 from .leg import Finished, Handoff, LegRequest, NoHandoff, Pair, counts_of, leg, plain_leg
 from .nixl import PARAMS
-from .prefill import engine_version, prefill_fields
+from .prefill import prefill_fields
 
 _PORTS = ("receiver_init_port", "receiver_alloc_port")
 
@@ -43,7 +43,7 @@ class LMCache:
         return str(uuid.uuid4())
 
     def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest:
-        body = prefill_fields(endpoint, fields, engine_version(pair.prefill.engine_version))
+        body = prefill_fields(endpoint, fields, pair.prefill)
         told = pair.decode.coordinates
         if all(name in told for name in _PORTS):
             host = told.get("receiver_host") or pair.decode.host

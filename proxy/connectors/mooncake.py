@@ -23,7 +23,7 @@ from ..openai.request import Endpoint, Fields
 from .coordinates import ENGINE, HOST, PORT
 from .leg import Finished, Handoff, LegRequest, NoHandoff, Pair, answering_fields, counts_at_length, leg
 from .nixl import PARAMS
-from .prefill import engine_version, prefill_fields
+from .prefill import prefill_fields
 
 BOOTSTRAP_PORT = "8998"  # the engine's default
 RANKS_LIMIT = 16  # whose ids are kept
@@ -47,7 +47,7 @@ class Mooncake:
         return f"xfer-{uuid.uuid4()}"
 
     def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest:
-        body = prefill_fields(endpoint, fields, engine_version(pair.prefill.engine_version))
+        body = prefill_fields(endpoint, fields, pair.prefill)
         body[PARAMS] = encoded({"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": pair.key})
         made = leg(endpoint, body, leg_id, fields)
         made.headers[RANK] = str(_rank(pair))

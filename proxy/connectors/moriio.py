@@ -19,7 +19,7 @@ import msgspec
 from ..errors import UNREADABLE
 from ..fleet.worker import Worker
 from ..leg_moves import LegOrder
-from ..openai.answer_shapes import Usage, usage_of
+from ..openai.answer_shapes import usage_of
 from ..openai.body_members import answer_as, encoded
 from ..openai.request import Endpoint, Fields
 from .coordinates import COUNT, HOST, PORT
@@ -36,8 +36,8 @@ from .leg import (
     plain_leg,
 )
 from .mooncake import RANK
-from .nixl import PARAMS
-from .prefill import engine_version, prefill_fields
+from .nixl import PARAMS, TransferAnswer
+from .prefill import prefill_fields
 
 HANDSHAKE_PORT, NOTIFY_PORT = "6301", "61005"  # the engine's defaults
 _ADDRESS = re.compile(r"host:([^,]+),handshake:([0-9]+),notify:([0-9]+)")
@@ -62,7 +62,7 @@ class MoRIIO:
         return secrets.token_hex(16)
 
     def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest:
-        body = prefill_fields(endpoint, fields, engine_version(pair.prefill.engine_version))
+        body = prefill_fields(endpoint, fields, pair.prefill)
         params = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": f"tx-{pair.key}"}
         body[PARAMS] = encoded(params | _peer(pair.decode))
         made = leg(endpoint, body, leg_id, fields)
@@ -87,19 +87,13 @@ class _Blocks(msgspec.Struct):
     tp_size: int
 
 
-class _Answer(msgspec.Struct):
-    kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
-    choices: list[msgspec.Raw] | None = None
-    usage: Usage | None = None
-
-
 class MoRIIORead(MoRIIO):
     name = "moriio_read"
     order = LegOrder.P_THEN_D
     needs_handoff = True
 
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | Finished | NoHandoff:
-        body = answer_as(answer, _Answer)
+        body = answer_as(answer, TransferAnswer)
         if body is None:
             return NoHandoff("answer_undecodable")
         if body.choices and len(body.choices) > 1:

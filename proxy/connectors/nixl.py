@@ -25,7 +25,7 @@ from ..openai.request import Endpoint, Fields
 from ..readback.handles import NOT_A_PREFIX
 from .coordinates import COUNT, YES
 from .leg import CHOICES_NOT_ONE, Handoff, LegRequest, NoHandoff, Pair, answering_fields, leg
-from .prefill import engine_version, prefill_fields
+from .prefill import prefill_fields
 
 PARAMS = "kv_transfer_params"
 READS_BACK, KEPT_S = "bidirectional_kv_xfer", "decoder_kv_blocks_ttl"
@@ -62,13 +62,15 @@ _BLOCK_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # of models with one kind o
 _YES = msgspec.Raw(b"true")
 
 
-class _Answer(msgspec.Struct):
+class TransferAnswer(msgspec.Struct):
+    """P's."""
+
     kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
     choices: list[msgspec.Raw] | None = None
     usage: Usage | None = None
 
 
-_ANSWER = msgspec.json.Decoder(_Answer)
+_ANSWER = msgspec.json.Decoder(TransferAnswer)
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 _VALUES = msgspec.json.Decoder(dict[str, Any])
 
@@ -102,7 +104,7 @@ class Nixl:
         return ""
 
     def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest:
-        body = prefill_fields(endpoint, fields, engine_version(pair.prefill.engine_version))
+        body = prefill_fields(endpoint, fields, pair.prefill)
         if pair.handle is None:
             return leg(endpoint, {**body, PARAMS: ASK}, leg_id, fields)
         body.pop("session_id", None)  # by whose name the engine would announce what is under this leg's salt
@@ -196,7 +198,7 @@ def _prompt_ids(answer: bytes) -> list[int]:
     return [] if prompt is None else prompt.ids
 
 
-def _told(answer: bytes) -> tuple[_Answer, dict[str, msgspec.Raw]] | NoHandoff:
+def _told(answer: bytes) -> tuple[TransferAnswer, dict[str, msgspec.Raw]] | NoHandoff:
     """P's answer, and the parameters in it."""
     try:
         body = _ANSWER.decode(without_nan(answer) or answer)

@@ -17,7 +17,7 @@ from ..openai.request import Endpoint, Fields
 from .coordinates import COUNT, ENGINE, HOST, PORT
 from .leg import Finished, Handoff, LegRequest, NoHandoff, Pair, answering_fields, leg
 from .nixl import ASK, PARAMS, push_counts
-from .prefill import engine_version, prefill_fields
+from .prefill import prefill_fields
 
 SIDE_CHANNEL_PORT = "5600"  # the engine's default
 NAME = "request_id"
@@ -46,7 +46,7 @@ class NixlPush:
         return str(uuid.uuid4())
 
     def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest:
-        body = prefill_fields(endpoint, fields, engine_version(pair.prefill.engine_version))
+        body = prefill_fields(endpoint, fields, pair.prefill)
         return leg(endpoint, {**_named(endpoint, body, pair.key), PARAMS: ASK}, pair.key, fields)
 
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | Finished | NoHandoff:

@@ -6,7 +6,7 @@ from ..leg_moves import LegOrder
 from ..openai.request import Endpoint, Fields
 from .coordinates import NO_COORDINATES
 from .leg import Finished, Handoff, LegRequest, NoHandoff, Pair, counts_of, leg, plain_leg, taken_fields
-from .prefill import engine_version, prefill_fields
+from .prefill import prefill_fields
 
 
 class NoConnector:
@@ -23,9 +23,7 @@ class NoConnector:
         return ""
 
     def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest:
-        prefill = pair.prefill
-        kept = prefill_fields(endpoint, fields, engine_version(prefill.engine_version))
-        kept = taken_fields(endpoint, kept, prefill.engine)
+        kept = taken_fields(endpoint, prefill_fields(endpoint, fields, pair.prefill), pair.prefill.engine)
         return leg(endpoint, kept, leg_id, fields)
 
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | Finished | NoHandoff:

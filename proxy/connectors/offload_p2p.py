@@ -16,7 +16,7 @@ from ..openai.request import Endpoint, Fields
 from .coordinates import HOST, PORT
 from .leg import Finished, Handoff, LegRequest, NoHandoff, Pair, answering_fields, counts_of, leg
 from .nixl import PARAMS
-from .prefill import engine_version, prefill_fields
+from .prefill import prefill_fields
 
 
 class OffloadP2p:
@@ -33,7 +33,7 @@ class OffloadP2p:
         return str(uuid.uuid4())
 
     def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest:
-        body = prefill_fields(endpoint, fields, engine_version(pair.prefill.engine_version))
+        body = prefill_fields(endpoint, fields, pair.prefill)
         params: dict[str, object] = {"remote_decoder": {"kv_request_id": pair.key}}
         if "p2p_port" in pair.decode.coordinates:
             params["remote_kv_source"] = _peer(pair.decode, f"{pair.key}-source")

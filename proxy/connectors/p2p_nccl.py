@@ -20,7 +20,7 @@ from ..leg_moves import LegOrder
 from ..openai.request import Endpoint, Fields
 from .coordinates import ADDRESS, SWITCH
 from .leg import Finished, Handoff, LegRequest, NoHandoff, Pair, answering_fields, counts_of, leg
-from .prefill import Version, engine_version, prefill_fields
+from .prefill import Version, prefill_fields
 
 _PREFIX = "___prefill_addr_"
 _OLDEST: Version = (0, 9)  # pings carry no version, and only old versions have this connector
@@ -42,8 +42,7 @@ class P2pNccl:
         return secrets.token_hex(16)
 
     def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest:
-        engine = engine_version(pair.prefill.engine_version) or _OLDEST
-        return leg(endpoint, prefill_fields(endpoint, fields, engine), _request_id(pair), fields)
+        return leg(endpoint, prefill_fields(endpoint, fields, pair.prefill, _OLDEST), _request_id(pair), fields)
 
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | Finished | NoHandoff:
         """Always a handoff, without parameters: P has sent the KV by the time it answers."""

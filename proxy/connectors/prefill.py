@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from ..fleet.worker import Worker
 from ..openai.body_members import decoded
 from ..openai.request import Endpoint, Fields
 from .leg import public_fields
@@ -104,8 +105,10 @@ def engine_version(text: str) -> Version | None:
     return (int(match.group(1)), int(match.group(2))) if match else None
 
 
-def prefill_fields(endpoint: Endpoint, fields: Fields, engine: Version | None) -> Fields:
+def prefill_fields(endpoint: Endpoint, fields: Fields, worker: Worker, usual: Version | None = None) -> Fields:
+    """usual: the version of an engine that does not say its own."""
     kept, rules = public_fields(fields), _RULES_OF[endpoint]
+    engine = engine_version(worker.engine_version) or usual
     for member in kept.keys() & rules.keys():
         rule = rules[member]
         if not _applies(rule, kept, engine):

@@ -18,7 +18,7 @@ from typing import Any
 
 from ...connectors import CONNECTORS, can_pair, reads_back
 from ...connectors.leg import Pair
-from ...connectors.prefill import engine_version, prefill_fields
+from ...connectors.prefill import prefill_fields
 from ...errors import LegError, PPDError
 from ...failures import ROWS, HandoffEffect, HealthEffect, Leg
 from ...fleet.view import WorkerView
@@ -173,7 +173,7 @@ class HandoffRelease:
         if keeps:
             least: Fields = Edited.of(fields, _STREAMED)
         else:
-            least = prefill_fields(endpoint, fields, engine_version(decode.worker.engine_version))
+            least = prefill_fields(endpoint, fields, decode.worker)
         connector, pair = CONNECTORS[prefill.worker.connector], Pair(prefill.worker, decode.worker)
         leg = connector.decode_leg(endpoint, least, pair, attempt.leg_id("f"), handoff)
         used = self._registry.reserve(decode.id)

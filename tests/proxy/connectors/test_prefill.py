@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 
 from ppd.proxy.connectors.leg import PRIVATE
 from ppd.proxy.connectors.prefill import RULES, Version, engine_version, prefill_fields
+from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.openai.request import Endpoint, Fields
 
+P = Worker(role=Role.PREFILL, address="p:1")
 FieldsOf = Callable[[dict[str, Any]], Fields]
 
 MESSAGES = [{"role": "system", "content": "Answer briefly."}, {"role": "user", "content": "Grüße, 世界"}]
@@ -28,7 +31,8 @@ RESPONSES_ENDED = {"max_output_tokens": 1, "ignore_eos": True, "store": False}
 
 
 def prefill(endpoint: Endpoint, fields: Fields, engine: Version | None = (0, 33)) -> dict[str, Any]:
-    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(prefill_fields(endpoint, fields, engine)))
+    worker = replace(P, engine_version="" if engine is None else f"{engine[0]}.{engine[1]}")
+    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(prefill_fields(endpoint, fields, worker)))
     return decoded
 
 
@@ -123,7 +127,7 @@ def test_a_free_tool_choice_stays_on_any_engine(choice: object, fields_of: Field
 
 def test_inner_bytes_are_those_of_the_client() -> None:
     body = b'{"messages": [ {"role":"user",  "content":"\\u00fc \\/ 1.0e0"} ], "temperature":1.50,"max_tokens":7}'
-    leg = msgspec.json.encode(prefill_fields(Endpoint.CHAT, msgspec.json.decode(body, type=Fields), None))
+    leg = msgspec.json.encode(prefill_fields(Endpoint.CHAT, msgspec.json.decode(body, type=Fields), P))
     assert b'[ {"role":"user",  "content":"\\u00fc \\/ 1.0e0"} ]' in leg
     assert b'"temperature":1.50' in leg
 

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from ppd.proxy.connectors.leg import answering_fields, plain_leg
 from ppd.proxy.connectors.prefill import prefill_fields
+from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.openai.body_members import SHORT_BYTES, Fields, Members, spliced
 from ppd.proxy.openai.request import Endpoint
 
+P = Worker(role=Role.PREFILL, address="p:1")
 LONG = b'"' + b"x" * SHORT_BYTES + b'"'
 NEW = msgspec.Raw(b'{"new":[1]}')
 
@@ -164,7 +166,7 @@ def test_a_leg_says_what_it_would_say_written_anew(body: bytes, endpoint: Endpoi
         members = read(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return
-    for fields in (answering_fields(endpoint, members), prefill_fields(endpoint, members, (0, 33)), dict(members)):
+    for fields in (answering_fields(endpoint, members), prefill_fields(endpoint, members, P), dict(members)):
         anew = msgspec.json.encode(fields)
         sent = b"".join(spliced(fields, members))
         pairs = json.loads(sent, object_pairs_hook=list)

@@ -117,18 +117,15 @@ class _Naming:
         self._unit = -1
 
     def unit(self, raw: msgspec.Raw) -> list[_Piece]:
-        members = _object(raw) or {}
+        members = msgspec.json.decode(raw, type=Members)
         kind = _string(members.get("type"))
         self._unit += kind not in self._no_units
         if (kind in KINDS or kind in _EMBEDS) and "role" not in members:
             return self._part(raw)  # an item of Responses may be a part itself
-        return self._holder(raw) or [bytes(raw)]
+        return self._holder(members) or [bytes(raw)]
 
-    def _holder(self, raw: msgspec.Raw) -> list[_Piece]:
+    def _holder(self, holder: Members) -> list[_Piece]:
         """A message, or a part with parts in it; nothing where it holds no media."""
-        holder = _object(raw)
-        if holder is None:
-            return []
         inner = {name: pieces for name in _HOLDERS if (pieces := self._parts(holder.get(name)))}
         return _object_of(holder, inner) if inner else []
 
@@ -145,8 +142,10 @@ class _Naming:
             return [bytes(raw)]
         kind = media_type(part)
         if kind is None:
-            bare = msgspec.Raw(msgspec.json.encode(_without(part, UUID))) if UUID in part else raw
-            return self._holder(bare) or [bytes(bare)]
+            if UUID not in part:
+                return self._holder(part) or [bytes(raw)]
+            bare = _without(part, UUID)
+            return self._holder(bare) or [msgspec.json.encode(bare)]
         rest = _without(part, UUID, *(_ALL_DIRECT - {_HELD_AS.get(kind, kind)}))
         if kind in _EMBEDS:
             self._count_one()

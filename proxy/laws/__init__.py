@@ -1,1 +1,1 @@
-"""What turns will take: profiles of engines, corrected by what turns measure; answers and pauses to come."""
+"""What turns will take: profiles of engines, corrected by what turns measure; sessions that will return."""

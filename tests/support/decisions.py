@@ -16,6 +16,8 @@ from ppd.proxy.decision_table.score import Weights
 from ppd.proxy.decision_table.table import DecisionTable, find
 from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns
 from ppd.proxy.fleet.worker import Role, Worker, WorkerId
+from ppd.proxy.laws.prediction import EngineLaws
+from ppd.proxy.laws.step_time import EngineProfile
 from ppd.proxy.policy import Decision, Excluded, Rules, Turn, decide
 from ppd.proxy.policy.profiles.endpoint_config import schedule_of
 from ppd.proxy.policy.profiles.schedule import Schedule
@@ -38,6 +40,18 @@ def held(
     worker: WorkerView, tokens: int = 1000, evidence: BeliefEvidence = BeliefEvidence.OWN_TURNS
 ) -> Mapping[WorkerId, Held]:
     return {worker.id: Held(tokens, evidence)}
+
+
+class SameLaws:
+    """All engines have these, but for some."""
+
+    version = "1"
+
+    def __init__(self, *unknown: WorkerView) -> None:
+        self._unknown = {view.id for view in unknown}
+
+    def of(self, view: WorkerView) -> EngineLaws | None:
+        return None if view.id in self._unknown else EngineLaws(costs=EngineProfile())
 
 
 FIRST = Turn(model="m", session_id="0" * 16, number=1, prompt_tokens=100, held_tokens=0, output_tokens=50)

@@ -9,28 +9,14 @@ from msgspec.structs import replace
 
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.view import WorkerView
-from ppd.proxy.laws.prediction import EngineLaws
-from ppd.proxy.laws.step_time import EngineProfile
 from ppd.proxy.laws.targets import SloTargets
 from ppd.proxy.policy import Decision, Excluded, Rules, Turn
 from ppd.proxy.policy.ways import RECORDED
-from tests.support.decisions import D1, D2, FIRST, NEXT, P1, P2, R1, held, run, view
+from tests.support.decisions import D1, D2, FIRST, NEXT, P1, P2, R1, SameLaws, held, run, view
 
 LATER = replace(NEXT, prompt_tokens=20_100, held_tokens=20_000, held=held(D2, 20_000))
 BUSY = replace(D2, inflight=4)
 OTHER = replace(D2, worker=replace_worker(D2.worker, engine_version="other"))
-
-
-class SameLaws:
-    """All engines have these, but for some."""
-
-    version = "1"
-
-    def __init__(self, unknown: tuple[WorkerView, ...]) -> None:
-        self._unknown = {view.id for view in unknown}
-
-    def of(self, view: WorkerView) -> EngineLaws | None:
-        return None if view.id in self._unknown else EngineLaws(costs=EngineProfile())
 
 
 def decided(
@@ -42,7 +28,7 @@ def decided(
     avoid: Excluded = (),
     blocked: Excluded = (),
 ) -> Decision:
-    by = Rules(mode=mode, laws=SameLaws(unknown), worker_limit=worker_limit)
+    by = Rules(mode=mode, laws=SameLaws(*unknown), worker_limit=worker_limit)
     return run(turn, fleet, by, avoid, blocked)
 
 

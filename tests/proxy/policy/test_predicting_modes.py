@@ -19,25 +19,13 @@ from ppd.proxy.policy.modes import PREDICTING
 from ppd.proxy.policy.modes.slo import EVICTED_WEIGHT
 from ppd.proxy.policy.returns import Recomputed, Returns
 from ppd.proxy.policy.ways import RECORDED
-from tests.support.decisions import D1, D2, FIRST, NEXT, P1, P2, R1, held, run, view
+from tests.support.decisions import D1, D2, FIRST, NEXT, P1, P2, R1, SameLaws, held, run, view
 
 NOW_S = 100.0  # of `run`
 LONG = replace(FIRST, prompt_tokens=20_000)
 LATER = replace(NEXT, prompt_tokens=20_100, held_tokens=20_000, held=held(D2, 20_000))
 TALK = replace(LONG, output_tokens=500)  # as those that run: each token is delayed less
 D3 = view("D", 3)
-
-
-class SameLaws:
-    """All engines have these, but for some."""
-
-    version = "1"
-
-    def __init__(self, *unknown: WorkerView) -> None:
-        self._unknown = {view.id for view in unknown}
-
-    def of(self, view: WorkerView) -> EngineLaws | None:
-        return None if view.id in self._unknown else EngineLaws(costs=EngineProfile())
 
 
 class Known(Returns):

@@ -16,8 +16,8 @@ from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.policy import Decision, Route, Rules, Turn, has_room
 from ppd.proxy.policy.modes import PREDICTING
 from ppd.proxy.policy.stage_order import OrderRules
-from tests.proxy.policy.test_predicting_modes import BUSY, LATER, LONG, SameLaws, crowded, decided, queueing
-from tests.support.decisions import D1, D2, P1, P2, R1, fleet_of, held, rules, run
+from tests.proxy.policy.test_predicting_modes import BUSY, LATER, LONG, crowded, decided, queueing
+from tests.support.decisions import D1, D2, P1, P2, R1, SameLaws, fleet_of, held, rules, run
 
 ON_P1 = replace(LATER, held=held(P1, 20_000), decode=P1.id)
 FULL = (crowded(D1), crowded(D2))

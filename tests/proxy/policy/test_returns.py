@@ -11,7 +11,6 @@ from ppd.proxy.config import Mode
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Load, Role, Worker, WorkerId
 from ppd.proxy.laws.forecasts import AnswerEnded, Forecasts, SessionReturned
-from ppd.proxy.laws.prediction import EngineLaws
 from ppd.proxy.laws.step_time import EngineProfile
 from ppd.proxy.laws.targets import USUAL
 from ppd.proxy.policy import Decision, Rules, Turn, decide
@@ -19,18 +18,11 @@ from ppd.proxy.policy.modes.slo import EVICTED_WEIGHT
 from ppd.proxy.policy.returns import KEPT_S, OLDEST, Recomputed, Returns
 from ppd.proxy.sessions.session import Session
 from ppd.proxy.sessions.table import SessionTable
-from tests.support.decisions import FIRST, fleet_of
+from tests.support.decisions import FIRST, SameLaws, fleet_of
 
 MODEL, NOW_S, CAPACITY = "m", 5000.0, 1000
 HERE, THERE, ON_P = WorkerId("here:8000"), WorkerId("there:8000"), WorkerId("p:8000")
 ROLES = {HERE: Role.DECODE, THERE: Role.DECODE, ON_P: Role.PREFILL}
-
-
-class SameLaws:
-    version = "1"
-
-    def of(self, view: WorkerView) -> EngineLaws:
-        return EngineLaws(costs=EngineProfile())
 
 
 class World:

@@ -12,28 +12,17 @@ from ppd.proxy.beliefs.held import BeliefEvidence
 from ppd.proxy.config import Mode, ProxyConfig, StageOrder
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.view import WorkerView
-from ppd.proxy.laws.prediction import EngineLaws
-from ppd.proxy.laws.step_time import EngineProfile
 from ppd.proxy.policy import Decision, Limits, Route, Rules, Turn
 from ppd.proxy.policy.modes import PREDICTING
 from ppd.proxy.policy.stage_order import SETTLED, OrderRules, order_rules
 from ppd.proxy.settings import Settings
-from tests.support.decisions import D1, D2, FIRST, FLEET, NEXT, P1, P2, R1, held, rules, run, view
+from tests.support.decisions import D1, D2, FIRST, FLEET, NEXT, P1, P2, R1, SameLaws, held, rules, run, view
 
 BY_MODE, PREFILL_FIRST, DECODE_FIRST = StageOrder
 SPLIT = rules(Mode.ALWAYS_SPLIT)
 PROMPT = replace(FIRST, prompt_tokens=20_000)
 SHARED = BeliefEvidence.SHARED_PREFIX
 D3 = view("D", 3)
-
-
-class SameLaws:
-    """All engines have these."""
-
-    version = "1"
-
-    def of(self, view: WorkerView) -> EngineLaws:
-        return EngineLaws(costs=EngineProfile())
 
 
 def of_version(version: str, *views: WorkerView) -> tuple[WorkerView, ...]:

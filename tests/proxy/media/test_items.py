@@ -42,6 +42,7 @@ PARTS: dict[str, tuple[dict[str, Any], MediaKind]] = {
     "an image by URL": (picture(SITE), IMAGE),
     "a short image": ({"type": "image_url", "image_url": SITE}, IMAGE),
     "an image without a type": ({"image_url": SITE}, IMAGE),
+    "an image with a file's id beside its URL": (picture(SITE, file_id="f"), IMAGE),
     "a sound": ({"type": "input_audio", "input_audio": {"data": SOUND, "format": "wav"}}, AUDIO),
     "a sound by URL": ({"type": "audio_url", "audio_url": {"url": "http://site.example/a.wav"}}, AUDIO),
     "a video": ({"type": "video_url", "video_url": {"url": SITE}}, VIDEO),
@@ -63,6 +64,14 @@ def test_each_form_of_a_part_is_an_item_whose_name_replaces_the_clients(case: st
     assert (item.kind, item.unit, len(item.name)) == (kind, 1, 32)
     raw = msgspec.Raw(msgspec.json.encode(prompt))
     assert msgspec.json.decode(part_of(raw, item)) == {**part, "uuid": item.name}
+
+
+def test_what_holds_no_media_stays_byte_for_byte() -> None:
+    plain = b'{"role": "user",  "content": [ "a", {"type":"text", "text":"b"} ]}'
+    with_media = msgspec.json.encode(*user(picture()))
+    raw, items = named(msgspec.Raw(b"[%b,%b]" % (plain, with_media)), "messages", "acme")
+    assert len(items) == 1
+    assert plain in bytes(raw)
 
 
 def test_parts_within_results_of_tools_are_items_too() -> None:

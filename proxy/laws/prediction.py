@@ -17,7 +17,7 @@ from ..fleet.ledger import believed_decoding, prefill_left_s
 from ..fleet.view import WorkerView
 from .corrections import USUAL_SPREAD
 from .profile_file import FittedRange
-from .step_time import EngineProfile, link_time_s, request_time_s, step_time_s, transfer_time_s
+from .step_time import EngineProfile, attention_pairs, link_time_s, request_time_s, step_time_s, transfer_time_s
 
 MOST_BUSY = 0.9  # share of time that prompts may take from decoding; beyond, it says nothing but too much
 
@@ -214,11 +214,10 @@ def _steps_alone(costs: EngineProfile, queued_tokens: int, prompts: int) -> int:
 
 def prefill_time_s(costs: EngineProfile, new_tokens: int, cached_tokens: int) -> float:
     """Engine time for a prompt that is computed alone."""
-    pairs = new_tokens * cached_tokens + new_tokens * (new_tokens + 1) // 2
     return (
         costs.step_s * prefill_steps(costs, new_tokens)
         + costs.prefill_token_s * new_tokens
-        + costs.attention_pair_s * pairs
+        + costs.attention_pair_s * attention_pairs(new_tokens, cached_tokens)
     )
 
 

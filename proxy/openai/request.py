@@ -279,9 +279,9 @@ def _chain(endpoint: Endpoint, fields: Fields, values: Values, reader: PromptRea
 
 
 def _opener(endpoint: Endpoint, fields: Fields) -> str | None:
-    if endpoint is Endpoint.COMPLETIONS:
+    name = MESSAGES_MEMBER.get(endpoint)
+    if name is None:
         return None  # a raw prompt grows with each turn
-    name = "input" if endpoint is Endpoint.RESPONSES else "messages"
     text = first_user_text(fields[name], name)
     # MD5, as in the paper; security does not depend on it.
     return None if text is None else hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()

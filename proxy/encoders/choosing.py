@@ -22,12 +22,8 @@ _NOT_TAKING = ("sglang", "trtllm")  # engines whose requests cannot say what an 
 
 FEW_SHARE = 1 / 3
 """Of turns with media: if they are fewer, the median first token is one of a text, whoever waits for an encoder."""
-
-
 PATIENCE = 4
 """Requests before a turn's own at E, for which it waits at most for the sake of others."""
-
-
 NO_SLOW_START = SlowStart(0.0, 0.0)
 
 
@@ -87,11 +83,14 @@ class Consumer(msgspec.Struct, frozen=True):
     seconds: ItemSeconds = ItemSeconds()
 
 
+_Batch = tuple[WorkerView, list[MediaItem]]
+
+
 class Choices(msgspec.Struct, frozen=True):
     """decisions: by name, of each item once, in order; batches: what each request to an E holds."""
 
     decisions: dict[str, ItemDecision]
-    batches: list[tuple[WorkerView, list[MediaItem]]]
+    batches: list[_Batch]
 
     @property
     def encoders(self) -> dict[str, WorkerView]:
@@ -134,7 +133,7 @@ def choose(
     }
     wanted = [item for name, item in unique.items() if decisions[name] is ItemDecision.ENCODED]
     asked = Counter[WorkerId]()
-    by_encoder: dict[WorkerId, tuple[WorkerView, list[MediaItem]]] = {}
+    by_encoder: dict[WorkerId, _Batch] = {}
     for item in wanted:
         view = _encoder([each for each in encoders if has(each, item)] or encoders, asked, slow_start)
         if rules.use is EncoderUse.AUTO and not has(view, item) and _costs_more(view, consumer, len(wanted)):
@@ -142,9 +141,7 @@ def choose(
             continue
         asked[view.id] += 1
         by_encoder.setdefault(view.id, (view, []))[1].append(item)
-    return Choices(
-        decisions, [batch for view, mine in by_encoder.values() for batch in _batches(view, mine, rules.batch)]
-    )
+    return Choices(decisions, _batches(by_encoder.values(), rules.batch))
 
 
 def unnamed(items: Sequence[MediaItem], rules: EncoderRules) -> Choices:
@@ -156,7 +153,7 @@ def unnamed(items: Sequence[MediaItem], rules: EncoderRules) -> Choices:
 def as_named(items: Sequence[MediaItem], named: NamedEncoders, batch: int) -> Choices:
     """batch: items of one request to an E."""
     decisions = dict[str, ItemDecision]()
-    by_encoder: dict[WorkerId, tuple[WorkerView, list[MediaItem]]] = {}
+    by_encoder: dict[WorkerId, _Batch] = {}
     encoders = cycle(named.encoders)
     for number, (name, item) in enumerate({item.name: item for item in items}.items()):
         if named.numbers is not None and number not in named.numbers:
@@ -165,7 +162,7 @@ def as_named(items: Sequence[MediaItem], named: NamedEncoders, batch: int) -> Ch
         decisions[name] = ItemDecision.ENCODED
         view = next(encoders)
         by_encoder.setdefault(view.id, (view, []))[1].append(item)
-    return Choices(decisions, [each for view, mine in by_encoder.values() for each in _batches(view, mine, batch)])
+    return Choices(decisions, _batches(by_encoder.values(), batch))
 
 
 def _decision(item: MediaItem, unit: int, is_there: bool, consumer: Consumer, rules: EncoderRules) -> ItemDecision:
@@ -209,5 +206,5 @@ def _costs_more(encoder: WorkerView, consumer: Consumer, items: int) -> bool:
     return later > min(PATIENCE, items * max(1, consumer.beside)) * in_place
 
 
-def _batches(view: WorkerView, items: list[MediaItem], size: int) -> Iterable[tuple[WorkerView, list[MediaItem]]]:
-    return [(view, items[at : at + size]) for at in range(0, len(items), size)]
+def _batches(of_encoders: Iterable[_Batch], size: int) -> list[_Batch]:
+    return [(view, items[at : at + size]) for view, items in of_encoders for at in range(0, len(items), size)]

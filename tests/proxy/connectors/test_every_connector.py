@@ -158,9 +158,11 @@ def test_an_answer_with_two_choices_is_not_sent_on(name: str, make_pair: MakePai
         ({"connector": "none"}, False),
         ({"engine": "sim"}, False),
         ({"models": ("other",)}, False),
+        ({"models": ("other", "m")}, True),
         ({"models": ()}, True),
     ],
 )
 def test_which_p_and_d_can_pair(changes: dict[str, Any], expected: bool) -> None:
     d = Worker(role=Role.DECODE, address="d:1", models=("m",), engine_version="0.33.0")
     assert can_pair(replace(d, role=Role.PREFILL, **changes), d) is expected
+    assert can_pair(replace(d, role=Role.PREFILL), replace(d, **changes)) is expected

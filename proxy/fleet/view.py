@@ -30,10 +30,6 @@ class RecentPrompts(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """The share that still counts."""
         return math.exp((self.at_s - now_s) / RECENT_S) if now_s > self.at_s else 1.0
 
-    def at(self, now_s: float) -> RecentPrompts:
-        left = self.left(now_s)
-        return RecentPrompts(max(self.at_s, now_s), self.busy * left, self.rate * left, self.urgency * left)
-
     def plus(self, beside_s: float, patience_s: float, now_s: float) -> RecentPrompts:
         """patience_s: how long it could have waited."""
         left, patience_s = self.left(now_s), patience_s if patience_s > LEAST_PATIENCE_S else LEAST_PATIENCE_S

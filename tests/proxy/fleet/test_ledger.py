@@ -215,21 +215,23 @@ def test_a_report_that_cannot_be_leaves_the_last_one(absurd: dict[str, Any]) -> 
 def test_recent_prompts_count_ever_less() -> None:
     first = NO_PROMPTS.plus(3.0, 0.5, 100.0)
     assert (first.busy, first.rate, first.patience_s) == pytest.approx((3.0 / RECENT_S, 1.0 / RECENT_S, 0.5))
-    later = first.at(100.0 + RECENT_S)
+    later = first.plus(3.0, 0.5, 100.0 + RECENT_S)
     assert (later.busy, later.rate, later.patience_s) == pytest.approx(
-        (first.busy / math.e, first.rate / math.e, first.patience_s)
+        (first.busy * (1 / math.e + 1), first.rate * (1 / math.e + 1), 0.5)
     )
 
 
 def test_recent_prompts_of_two_processes_are_their_sum_whoever_was_heard_last() -> None:
     one, two = NO_PROMPTS.plus(3.0, 0.5, 100.0), NO_PROMPTS.plus(1.0, 2.0, 130.0)
     assert one.joined(two) == two.joined(one)
-    assert one.joined(two).busy == pytest.approx(one.at(130.0).busy + two.busy)
+    assert one.joined(two).busy == pytest.approx(one.busy * one.left(130.0) + two.busy)
 
 
 @pytest.mark.parametrize("now_s", [-5.0, 0.0, 99.9])
 def test_a_clock_that_went_back_forgets_no_prompt(now_s: float) -> None:
-    assert NO_PROMPTS.plus(3.0, 0.5, 100.0).at(now_s) == NO_PROMPTS.plus(3.0, 0.5, 100.0)
+    recent = NO_PROMPTS.plus(3.0, 0.5, 100.0)
+    again = recent.plus(3.0, 0.5, now_s)
+    assert (again.at_s, again.busy, again.rate) == pytest.approx((100.0, 2 * recent.busy, 2 * recent.rate))
 
 
 @pytest.mark.parametrize("patience_s", [0.0, -1.0, math.inf, math.nan])

@@ -91,8 +91,8 @@ class Handoff(msgspec.Struct, frozen=True):
     @classmethod
     def untold(cls, pair: Pair) -> Handoff:
         """As long as P has not answered, where both legs run at once: not forwarded, but `params` name P in errors."""
-        address, told = pair.prefill.address, pair.prefill.coordinates.values()
-        names = (address, address.rpartition(":")[0], *(value for value in told if not value.isdecimal()))
+        told = pair.prefill.coordinates.values()
+        names = (pair.prefill.host, *(value for value in told if not value.isdecimal()))
         return cls({name: encoded(name) for name in names}, 0, None)
 
 

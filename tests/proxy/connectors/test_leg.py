@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
-from ppd.proxy.connectors.leg import client_wants_usage, plain_leg
+from ppd.proxy.connectors.leg import Handoff, Pair, client_wants_usage, plain_leg
 from ppd.proxy.openai.body_members import Edited
+from ppd.proxy.openai.edits import Redaction
 from ppd.proxy.openai.request import Endpoint, Fields
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -111,3 +113,20 @@ def test_each_engine_is_sent_what_it_takes(engine: str, endpoint: Endpoint, unta
     sent = msgspec.json.decode(plain_leg(endpoint, fields, "l", engine).body)
     assert sent.keys() == SAID.keys() - untaken
     assert sent.get("cache_salt") in ("tenant", None)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_hidden"),
+    [
+        (b"cannot reach 10.0.0.5:8100", True),
+        (b"cannot reach 10.0.0.5:21001", True),
+        (b"no engine p-0", True),
+        (b"no session 8998", False),  # a number says nothing of where P is
+        (b"out of memory", False),
+    ],
+)
+def test_errors_name_no_p_that_has_not_answered_yet(
+    make_pair: Callable[..., Pair], error: bytes, is_hidden: bool
+) -> None:
+    pair = make_pair(of_prefill={"engine_id": "p-0", "bootstrap_port": "8998"})
+    assert Redaction("10.0.0.9:8200", Handoff.untold(pair).params.values()).applies_to(error) == is_hidden

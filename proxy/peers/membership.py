@@ -76,6 +76,7 @@ class Membership:
         self._life = secrets.randbits(62)
         self._numbers = itertools.count(self._life)  # answers to a predecessor's questions have other numbers
         self._has_state = False
+        self._knows_before = False  # what its predecessors had counted
         self._source: int | None = None
         self._stateless: set[int] = set()  # peers that have just started too
         self._caught_up = asyncio.Event()
@@ -83,7 +84,7 @@ class Membership:
         self._sending: dict[int, asyncio.Task[None]] = {}
         self._counted: dict[int, bytes] = {}  # by process, as sent last; under our own index, our predecessors'
         self.on_report: Callable[[bytes], None] = lambda report: None  # a picker's: of a turn that may be its own
-        self.handlers: dict[str, Handler] = {_COUNTED: lambda _: encoded(self._own_count())}
+        self.handlers: dict[str, Handler] = {_COUNTED: lambda _: self._asked_count()}
 
     @property
     def leads(self) -> bool:
@@ -117,14 +118,14 @@ class Membership:
         """Sends this process's counts, which must outlive it, until it is cancelled."""
         while self.peers:
             await asyncio.sleep(COUNTED_EVERY_S)
-            self._channels.queue(MetricsCounted(self._member.index, encoded(self._own_count())))
+            self._tell_count(self._own_count())
 
     async def close(self) -> None:
         for task in self._sending.values():
             task.cancel()
         await asyncio.gather(*self._sending.values(), return_exceptions=True)
         if self.peers:
-            self._channels.queue(MetricsCounted(self._member.index, encoded(self._own_count())))
+            self._tell_count(self._own_count())
             self._channels.close()
 
     def session_dropped(self, session_id: str) -> None:
@@ -176,14 +177,25 @@ class Membership:
         shown = await self.ask_others(_COUNTED)
         self._counted |= shown
         # A scrape after a restart must not show less, whichever process sends the successor its snapshot.
-        for by, counted in (*shown.items(), (self._member.index, encoded(own))):
+        for by, counted in shown.items():
             self._channels.queue(MetricsCounted(by, counted))
+        self._tell_count(own)
         self._channels.flush()
         return added([own, *(decoded(self._counted[peer]) for peer in self.peers if peer in self._counted)])
 
     def _own_count(self) -> list[Family]:
         before = self._counted.get(self._member.index)
         return self._count() if before is None else inherited(self._count(), decoded(before))
+
+    def _asked_count(self) -> bytes:
+        """Others keep it in place of what predecessors had sent them; until it has those counts too, it has none."""
+        if not self._knows_before:
+            raise ProcessSilent("this process does not know yet what was counted before it")
+        return encoded(self._own_count())
+
+    def _tell_count(self, own: list[Family]) -> None:
+        if self._knows_before:
+            self._channels.queue(MetricsCounted(self._member.index, encoded(own)))
 
     async def _ask(self, peer: int, what: str, about: bytes) -> bytes:
         number = next(self._numbers)
@@ -236,12 +248,15 @@ class Membership:
         if sender == self._source and not self._has_state:  # it died: ask another for a snapshot
             self._source = None
             self._channels.queue(Joined(self._life))
-        self._channels.send(sender, [*self._replication.turns.own(), JoinReply(event.life, self._has_state)])
+        counted = self._counted.get(sender)
+        before = () if counted is None else (MetricsCounted(sender, counted),)
+        self._channels.send(sender, [*self._replication.turns.own(), *before, JoinReply(event.life, self._has_state)])
 
     def _replied(self, peer: int, event: JoinReply) -> None:
         if event.life != self._life:  # to a predecessor
             return
         self._is_replied.set()
+        self._knows_before |= event.has_state
         if event.has_state and self._source is None:
             self._source = peer
             self._channels.send(peer, [SnapshotRequest(self._life)])
@@ -255,12 +270,12 @@ class Membership:
             self._completed()
 
     def _metrics_counted(self, _: int, event: MetricsCounted) -> None:
-        if event.by != self._member.index or not self._has_state:
+        if event.by != self._member.index or not self._knows_before:  # else its own counts would be added to themselves
             self._counted[event.by] = event.families
 
     def _completed(self) -> None:
         """Others may ask this process for a snapshot."""
-        self._has_state = True
+        self._has_state = self._knows_before = True
         self._caught_up.set()
 
     def _lost(self, peer: int) -> None:

@@ -71,6 +71,7 @@ class GuardedExchange:
         self._waiting: asyncio.Timeout | None = None
         self._withheld: asyncio.Event | None = None  # set when the client leaves
         self._is_left = False
+        self._lacks_some = False  # the client left before it had all
         self._is_ending = False  # in the last write: a disconnect that Hypercorn reports now is normal
         self._body_read = asyncio.Event()  # set when the whole request body was read
         self._has_begun = False
@@ -81,7 +82,7 @@ class GuardedExchange:
     @property
     def is_broken(self) -> bool:
         """A client that has all that it was promised may go before the app's last event, which is empty."""
-        return self._owed_bytes != 0 and (self._is_left or not self.is_complete)
+        return self._owed_bytes != 0 and (self._lacks_some or not self.is_complete)
 
     async def receive(self) -> ASGIReceiveEvent:
         """The client's next event; after `leave` a disconnect, which tells the app to stop."""
@@ -98,7 +99,7 @@ class GuardedExchange:
                 self.refuse_body(exc)
                 return {"type": "http.disconnect"}
         if event["type"] == "http.disconnect" and not self._is_ending:
-            self._is_left = True
+            self._is_left = self._lacks_some = True
         if event["type"] == "http.disconnect" or not event.get("more_body", False):
             self._body_read.set()
             self.room.whole()
@@ -160,6 +161,7 @@ class GuardedExchange:
 
     def leave(self) -> None:
         self._is_left = True
+        self._lacks_some |= not self.is_complete
         if self._withheld is not None:
             self._withheld.set()
         self._body_read.set()

@@ -46,6 +46,21 @@ async def test_a_client_that_has_the_whole_body_may_go_before_the_app_says_that_
     assert exchange.is_broken is is_broken
 
 
+@pytest.mark.parametrize(("is_whole", "is_broken"), [(True, False), (False, True)])
+async def test_a_client_may_go_as_soon_as_it_has_the_end_of_an_answer_in_chunks(
+    is_whole: bool, is_broken: bool
+) -> None:
+    """As one does that said `Connection: close`; the connection may tell of it before the app has returned."""
+    exchange = exchange_of({"type": "http.disconnect"})
+    await exchange.send({"type": "http.response.start", "status": 200, "headers": [], "trailers": False})
+    await exchange.send({"type": "http.response.body", "body": b"abc", "more_body": True})
+    if is_whole:
+        await exchange.send({"type": "http.response.body", "body": b"", "more_body": False})
+    exchange.leave()
+    await exchange.send({"type": "http.response.body", "body": b"", "more_body": False})
+    assert exchange.is_broken is is_broken
+
+
 class Connection:
     """What an edge asks of its connection."""
 

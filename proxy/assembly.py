@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from . import plane
 from .admission.arrival_rate import Arrivals
-from .admission.gate import Admission
+from .admission.gate import MESSAGES, Admission
 from .admission.key_file import KeyRing
 from .admission.rate_limits import RateLimits
 from .beliefs.beliefs import Beliefs
@@ -29,7 +29,7 @@ from .fleet.registry import Registry
 from .health.canary import Canary
 from .health.circuit_breaker import Breakers, RetryBudget
 from .health.load_watch import LoadWatch
-from .health.poisoned_prompts import PoisonedPrompts
+from .health.poisoned_prompts import REASON, PoisonedPrompts
 from .health.probe import probing_session
 from .health.prober import Prober
 from .health.worker_health import WorkerHealth
@@ -193,7 +193,8 @@ def make_operated(settings: Settings, chooser: Chooser) -> Operated:
 
 
 def new_state(config: ProxyConfig, member: Member, now: Callable[[], float], laws: WorkerLaws | None = None) -> State:
-    registry, metrics, retries = Registry(), Metrics(), RetryBudget(config.retry_share, config.retry_burst)
+    registry, retries = Registry(), RetryBudget(config.retry_share, config.retry_burst)
+    metrics = Metrics(refusals=(*MESSAGES, REASON))
     hasher = Hasher(member.secret)
     ttl_s, limit = config.session_ttl_s, config.session_limit
     beliefs = Beliefs(registry.engine, limit)

@@ -24,6 +24,8 @@ WORKERS_SHOWN = 100
 ERROR_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
 TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.15, 0.3, 1.0)
 
+ENDS = ("completed", "rejected", "failed", "cancelled", "broken")  # outcomes of a receipt
+
 Counts = Iterable[tuple[tuple[str, ...], int]]
 """By the values of a metric's labels."""
 
@@ -71,11 +73,18 @@ class TurnEnds:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._turns = defaultdict[tuple[str, str, str], int](int)
         TurnSum(registry, lambda: self._by(0, 1), "ppd_turns", "Turns by route and reason", "route", "reason")
-        TurnSum(registry, lambda: self._by(0, 2), "ppd_turn_outcomes", "How turns ended", "route", "outcome")
+        TurnSum(registry, self._ends, "ppd_turn_outcomes", "How turns ended", "route", "outcome")
 
     def add(self, route: str, reason: str, outcome: str) -> None:
         """route, reason: empty where nothing was decided."""
         self._turns[route, reason, outcome] += 1
+
+    def _ends(self) -> Counts:
+        """With zeros, so that the first failures of a route are a rise."""
+        routes = ["none", *(route for route, _, _ in self._turns if route)]
+        sums: dict[tuple[str, ...], int] = {(route, end): 0 for route in routes for end in ENDS}
+        sums.update(self._by(0, 2))
+        return sums.items()
 
     def _by(self, *places: int) -> Counts:
         sums: dict[tuple[str, ...], int] = {}
@@ -173,7 +182,8 @@ class PredictionErrors:
 class Metrics:
     """The metrics of one process, in a registry of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, refusals: Iterable[str] = ()) -> None:
+        """refusals: their reasons."""
         self.registry = CollectorRegistry()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -219,6 +229,15 @@ class Metrics:
         self.token_counts = counter("ppd_token_counts", "Tokenised prompts that workers counted too", "result")
         self.passed_through = counter("ppd_passthrough_requests", "Requests outside of sessions", "endpoint", "status")
         self.config_reloads = counter("ppd_config_reloads", "Reads of a changed config, key or TLS file", "result")
+        self._start_from_0(refusals)
+
+    def _start_from_0(self, refusals: Iterable[str]) -> None:
+        """What an alert must see rise is there before: to Prometheus, a series' first value is no rise."""
+        self.config_reloads.labels("refused")
+        self.heartbeats.labels("dropped")
+        self.retries.labels("no_budget")
+        for reason in refusals:
+            self.refused.labels(reason)
 
     def reloaded(self, taken: bool) -> None:
         self.config_reloads.labels("taken" if taken else "refused").inc()

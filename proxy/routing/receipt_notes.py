@@ -60,6 +60,7 @@ def note_decision(receipt: Receipt, turn: Turn, decision: Decision, rules: Rules
         receipt.predicted_ttft_s, receipt.predicted_tpot_s = _rounded(prediction.ttft_s), _rounded(prediction.tpot_s)
         if rules.laws is not None:
             receipt.laws = rules.laws.version
+    receipt.cell = receipt.handoff_missing = None  # of an attempt before this one
     verdict, scored = decision.verdict, rules.scored
     if verdict is not None and scored is not None:
         receipt.cell = _cell(verdict, scored.table.name, scored.rule, scored.weights)

@@ -18,12 +18,15 @@ from ppd.proxy.laws.worker_laws import WorkerLaws
 from ppd.proxy.policy import Decision, Route
 from ppd.proxy.policy.decision import Candidate
 from ppd.proxy.routing.receipt_notes import JudgedWays, note_decision, note_errors
-from ppd.proxy.telemetry.receipts import CandidatesRecord, Receipt
+from ppd.proxy.telemetry.receipts import CandidatesRecord, CellRecord, Receipt
 from tests.support.decisions import D1, D2, NEXT, P1, rules, run, view
 
 LAWS = WorkerLaws(Profiles("h100-llama-3.1-8b"))
 ROOM_BYTES = 1024  # that these may take in a receipt
 NEW_MEMBERS = ("candidates", "predicted_ttft_s", "predicted_tpot_s", "laws", "ttft_error", "tpot_error")
+CELL = CellRecord(
+    table="t", lookup="nearest", cell="c", evidence="inside", score=0.1, d_ttft=0.2, d_tpot=0.1, w_ttft=1.0, w_tpot=1.0
+)
 TERMS = ("ttft", "tpot", "streams", "batch", "queue", "work", "moved")
 
 
@@ -105,6 +108,14 @@ def test_a_decision_without_a_prediction_says_nothing_of_one_even_after_one_with
     note_decision(written, NEXT, decision(way()), rules(Mode.SLO, laws=LAWS))
     note_decision(written, NEXT, run(NEXT), rules())
     assert (written.predicted_ttft_s, written.predicted_tpot_s, written.laws) == (None, None, "")
+
+
+def test_what_an_attempt_that_failed_had_noted_is_not_said_of_the_next_one() -> None:
+    """The first was decided by the table, and P's answer was none that D could use."""
+    written = receipt()
+    written.cell, written.handoff_missing = CELL, "params_missing"
+    note_decision(written, NEXT, decision(way()), rules(Mode.SLO, laws=LAWS))
+    assert [written.cell, written.handoff_missing] == [None, None]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,159 @@
+"""Metrics, receipts and the access log tell the same of each turn, whatever happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ppd.proxy.cli.why_view import told
+from ppd.proxy.config import AccessFormat, Mode
+from ppd.proxy.telemetry.receipts import Receipt
+from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
+from tests.support.fleet import Fleet
+
+TALKERS, TURNS = 8, 12
+CHAT = "/v1/chat/completions"
+SETTINGS: dict[str, Any] = {
+    "mode": Mode.TABLE,
+    "receipts_kept": 10_000,
+    "access_log": AccessFormat.JSON,
+    "first_event_timeout_s": 0.5,
+    "prefill_timeout_s": 0.5,
+    "answer_timeout_s": 1.0,
+    "queue_timeout_s": 0.5,
+    "max_inflight": 6,
+    "queue_limit": 2,
+    "breaker_open_s": 0.1,
+}
+HOSTILE = ('"', "a\nb", "\u202e<b>&", "\x1b[31m\x9b1m", "[red]", "x" * 200, "x" * 300, "{{$value}}")
+MANY = 1000
+FAULTS = (
+    Faults(),
+    Faults(refuse=MANY),
+    Faults(refuse=MANY, refuse_status=500),
+    Faults(cut=MANY, cut_after_events=3),
+    Faults(garbage=MANY),
+    Faults(hang=2),
+    Faults([Order(FaultKind.ERROR, phase=FaultPhase.EVENTS, after_events=2, times=MANY)]),
+    Faults([Order(FaultKind.HANDOFF, times=MANY)]),
+    Faults([Order(FaultKind.LOAD, times=MANY)]),
+    Faults([Order(FaultKind.ABORT, phase=FaultPhase.HEAD, times=MANY)]),
+)
+Labels = tuple[tuple[str, str], ...]
+Totals = dict[str, dict[Labels, float]]
+
+
+async def talk(fleet: Fleet, draw: Random) -> None:
+    messages: list[dict[str, Any]] = []
+    for _ in range(TURNS):
+        messages.append({"role": "user", "content": f"{draw.random()} " * draw.randint(1, 60)})
+        stream, stays = draw.random() < 0.6, draw.random() < 0.85
+        model = "sim" if draw.random() < 0.9 else draw.choice(HOSTILE)
+        body = {"model": model, "messages": messages, "max_tokens": draw.randint(1, 40), "stream": stream}
+        if draw.random() < 0.1:
+            body["max_tokens"] = -1
+        with suppress(aiohttp.ClientError):
+            async with fleet.session.post(fleet.base_url + CHAT, json=body) as answer:
+                if stays:
+                    await answer.read()
+                else:
+                    await answer.content.read(1)
+        if draw.random() < 0.3:
+            messages = []
+
+
+async def spoil(fleet: Fleet, draw: Random) -> None:
+    while True:
+        draw.choice(list(fleet.engines.values())).faults = draw.choice(FAULTS)
+        await asyncio.sleep(0.05)
+
+
+async def counted(fleet: Fleet) -> Totals:
+    async with fleet.session.get(f"{fleet.base_url}/metrics") as answer:
+        families = list(text_string_to_metric_families(await answer.text()))
+    found: Totals = defaultdict(dict)
+    for sample in (sample for one in families for sample in one.samples):
+        found[sample.name][tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def expected(receipts: Iterable[Receipt]) -> Totals:
+    """What metrics must be, by the receipts of all turns."""
+    sums: dict[str, Counter[Labels]] = defaultdict(Counter)
+
+    def add(name: str, by: float, **labels: str) -> None:
+        sums[name][tuple(sorted(labels.items()))] += by  # type: ignore[assignment]
+
+    def spread(name: str, seconds: float, **labels: str) -> None:
+        add(f"{name}_count", 1, **labels)
+        add(f"{name}_sum", seconds, **labels)
+
+    for one in receipts:
+        route = one.route or "none"
+        add("ppd_turns_total", 1, route=route, reason=one.reason or "none")
+        add("ppd_turn_outcomes_total", 1, route=route, outcome=one.outcome)
+        if one.prompt_tokens is not None:
+            add("ppd_prompt_tokens_total", one.prompt_tokens, route=route)
+            add("ppd_cached_tokens_total", one.cached_tokens or 0, route=route)
+            add("ppd_completion_tokens_total", one.completion_tokens or 0, route=route)
+        if one.ttft_s is not None:
+            spread("ppd_ttft_seconds", one.ttft_s, route=route)
+        if one.tpot_s is not None:
+            spread("ppd_tpot_seconds", one.tpot_s, route=route)
+        for leg in one.legs:
+            assert leg.ended_s is not None
+            spread("ppd_leg_seconds", leg.ended_s - leg.started_s, leg=leg.kind)
+            if leg.error is not None and leg.phase is not None:
+                add("ppd_leg_failures_total", 1, leg=leg.kind, phase=leg.phase, cause=leg.error)
+    return {name: dict(counts) for name, counts in sums.items()}
+
+
+def differences(wanted: Totals, found: Totals) -> Iterator[str]:
+    for name, counts in wanted.items():
+        for labels in {*counts, *found[name]}:
+            told_of, there = counts.get(labels, 0), found[name].get(labels, 0)
+            if there != pytest.approx(told_of):
+                yield f"{name}{dict(labels)}: {told_of} by receipts, {there} in the metrics"
+
+
+OUTCOMES = {"cancelled": "left"}  # the access log's word, where it is another
+
+
+def check_line(receipt: Receipt, line: dict[str, Any]) -> None:
+    outcome = OUTCOMES.get(receipt.outcome, receipt.outcome)
+    if receipt.outcome == "cancelled":  # 499 is for turns; the client may have seen the beginning of an answer
+        assert line["status"] in (200, 499)
+    else:
+        assert line["status"] == receipt.status
+    workers = [leg.worker for leg in receipt.legs]
+    shown = (line["outcome"], line.get("route", ""), line.get("workers", []), line.get("completion_tokens"))
+    assert shown == (outcome, receipt.route, workers, receipt.completion_tokens)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_all_records_of_a_spoilt_fleet_agree(seed: int, capfd: pytest.CaptureFixture[str]) -> None:
+    async with Fleet.of("P1 P2 D1 D2 R1", engine={"time_scale": 0.05, "shutdown_s": 0.05}, **SETTINGS) as fleet:
+        spoiling = asyncio.create_task(spoil(fleet, Random(seed)))
+        await asyncio.gather(*(talk(fleet, Random(f"{seed}/{number}")) for number in range(TALKERS)))
+        spoiling.cancel()
+        await asyncio.wait({spoiling})
+        admission = fleet.proxy.state.admission
+        await fleet.until(lambda: not (admission.inside or admission.waiting or fleet.proxy.handoff_release._tasks))
+        receipts = fleet.proxy.state.receipts.newest(10_000)
+        assert not list(differences(expected(receipts), await counted(fleet)))
+        assert len({one.outcome for one in receipts}) >= 4, "so much has happened"
+        for engine in fleet.engines.values():
+            engine.counters.traps.clear()
+    lines = {line["id"]: line for line in map(json.loads, capfd.readouterr().out.splitlines()) if "id" in line}
+    for one in receipts:
+        check_line(one, lines[one.id])
+        assert list(told(one, 80))

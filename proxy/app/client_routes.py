@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import msgspec
@@ -131,26 +132,28 @@ def _passthrough_routes(app: Quart, proxy: Proxy) -> None:
     async def forward(name: str = "") -> Response:
         if name and not AUDIO.fullmatch(request.path):
             raise NotFound(f"no such path: {request.path}")
-        client, headers = _authenticated(proxy)
-        if name and request.method == "POST":
-            origins.check_form(lowered(request.headers))
-        elif request.method == "POST":
-            check_is_json(headers)
-        body = await whole_body(config.idle_timeout_s, config.body_limit_bytes)
-        answer = await proxy.passthrough.within(_only()).forward(request.method, _target(), body, headers, client)
-        if (record := _record()) is not None:
-            record.model, record.worker = answer.model, answer.worker
-        proxy.state.metrics.passed_through.labels("/v1/audio" if name else request.path, str(answer.status)).inc()
+        with _counted(proxy, "/v1/audio" if name else request.path) as count:
+            client, headers = _authenticated(proxy)
+            if name and request.method == "POST":
+                origins.check_form(lowered(request.headers))
+            elif request.method == "POST":
+                check_is_json(headers)
+            body = await whole_body(config.idle_timeout_s, config.body_limit_bytes)
+            answer = await proxy.passthrough.within(_only()).forward(request.method, _target(), body, headers, client)
+            if (record := _record()) is not None:
+                record.model, record.worker = answer.model, answer.worker
+            count(answer.status)
         return Response(answer.chunks, answer.status, answer.headers)
 
     async def stored(response_id: str) -> Response:
-        client, headers = _authenticated(proxy)
-        await whole_body(config.idle_timeout_s, config.body_limit_bytes)  # which says nothing
-        answer = await proxy.stored_responses.within(_only()).forward(
-            request.method, _target(), response_id, headers, client
-        )
         name = "/v1/responses/{response_id}" + ("/cancel" if request.method == "POST" else "")
-        proxy.state.metrics.passed_through.labels(name, str(answer.status)).inc()
+        with _counted(proxy, name) as count:
+            client, headers = _authenticated(proxy)
+            await whole_body(config.idle_timeout_s, config.body_limit_bytes)  # which says nothing
+            answer = await proxy.stored_responses.within(_only()).forward(
+                request.method, _target(), response_id, headers, client
+            )
+            count(answer.status)
         return Response(answer.chunks, answer.status, answer.headers)
 
     app.add_url_rule("/v1/responses/<response_id>", "stored_response", stored, methods=["GET"])
@@ -158,6 +161,20 @@ def _passthrough_routes(app: Quart, proxy: Proxy) -> None:
     for endpoint in ENDPOINTS:
         app.add_url_rule(endpoint, f"forward_{endpoint}", forward, methods=["POST"])
     app.add_url_rule("/v1/audio/<path:name>", "forward_audio", forward, methods=["GET", "POST"])
+
+
+@contextmanager
+def _counted(proxy: Proxy, endpoint: str) -> Iterator[Callable[[int], None]]:
+    """Counts a request outside of sessions by the status that its client gets: the one told, or the error's."""
+
+    def count(status: int) -> None:
+        proxy.state.metrics.passed_through.labels(endpoint, str(status)).inc()
+
+    try:
+        yield count
+    except PPDError as exc:
+        count(exc.status)
+        raise
 
 
 def _engine_routes(app: Quart, proxy: Proxy) -> None:

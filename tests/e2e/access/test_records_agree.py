@@ -157,3 +157,22 @@ async def test_all_records_of_a_spoilt_fleet_agree(seed: int, capfd: pytest.Capt
     for one in receipts:
         check_line(one, lines[one.id])
         assert list(told(one, 80))
+
+
+async def test_requests_outside_of_sessions_count_by_what_their_clients_got() -> None:
+    got: Counter[Labels] = Counter()
+    async with Fleet.of("R1", mode=Mode.REPLICA, queue_timeout_s=0.1) as fleet:
+
+        async def ask(path: str, body: Any) -> None:
+            answer = await fleet.post(path, body)
+            got[("endpoint", path.replace("resp_none", "{response_id}")), ("status", str(answer.status))] += 1
+
+        for _ in range(2):
+            await ask("/v1/embeddings", {"model": "sim", "input": "x"})
+        await ask("/v1/embeddings", {"model": "none", "input": "x"})
+        await ask("/v1/embeddings", [1])
+        await ask("/v1/responses/resp_none/cancel", {})
+        await fleet.kill("R1")
+        await ask("/v1/embeddings", {"model": "sim", "input": "x"})
+        assert len(got) >= 5
+        assert (await counted(fleet))["ppd_passthrough_requests_total"] == got

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 OF_THE_WHOLE = frozenset(
     "ppd_workers ppd_inflight_legs ppd_queued_prefill_tokens ppd_sessions ppd_breakers_open "
-    "ppd_prediction_error_median ppd_laws_stale".split()
+    "ppd_prediction_error_median ppd_laws_stale ppd_workers_on_kv_events ppd_kv_event_blocks".split()
 )
 LARGEST = frozenset({"ppd_handoff_oldest_seconds", "ppd_data_plane_info"})
 

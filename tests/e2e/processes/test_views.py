@@ -223,6 +223,23 @@ async def test_all_give_the_same_sums() -> None:
         assert not [name for name, _ in found if name.endswith("_created")]
 
 
+async def test_engines_that_each_process_hears_for_itself_are_shown_once() -> None:
+    events = {"kv_events_endpoint": "tcp://127.0.0.1:*", "kv_events_replay_endpoint": "tcp://127.0.0.1:*"}
+    async with proxy_group("D1", 2, engine=events, mode=Mode.ALWAYS_LOCAL) as group:
+        (d1,) = (view.id for view in group.proxies[0].proxy.state.registry.views())
+
+        def heard() -> list[int]:
+            """Blocks, as each process knows of them."""
+            caches = (one.proxy.state.engine_caches for one in group.proxies.values())
+            return [len(stream.index) for one in caches for stream in one.streams(d1)]
+
+        await opener(group.proxies[0])
+        await group.until(lambda: len(heard()) == 2 and len({0, *heard()}) == 2)
+        for one in group.proxies.values():
+            assert await one.metric('ppd_workers_on_kv_events{role="D"}') == 1
+            assert await one.metric('ppd_kv_event_blocks{role="D"}') == heard()[0]
+
+
 @pytest.mark.parametrize("end", ["stop", "kill"])
 async def test_counts_never_fall_when_a_process_ends_and_another_takes_its_place(
     end: str, monkeypatch: pytest.MonkeyPatch

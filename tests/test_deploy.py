@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import configparser
 import json
 import re
 import tomllib
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,9 @@ import click
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from benchmarks.small.structure import tree
 from ppd.offline.cli.main import main
 from ppd.proxy.config import ProxyConfig, build
+from tests.metric_names import bare, declared
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -27,23 +25,6 @@ DOCKERFILE = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
 DASHBOARD = json.loads((DEPLOY / "grafana/ppd.json").read_text())
 OWN_LABELS = {"instance", "job", "le"}  # Prometheus' own, and a histogram's
 SUFFIX = re.compile(r"_(total|bucket|sum|count)$")
-
-
-@cache
-def declared() -> dict[str, set[str]]:
-    """The proxy's metrics as they are declared anywhere in its code: name -> labels."""
-    found: dict[str, set[str]] = {}
-    for path in (ROOT / "proxy").rglob("*.py"):
-        for call in (node for node in ast.walk(tree(path)) if isinstance(node, ast.Call)):
-            texts = [
-                node.value
-                for argument in (*call.args, *(each.value for each in call.keywords if each.arg == "labels"))
-                for node in (argument.elts if isinstance(argument, ast.Tuple) else [argument])
-                if isinstance(node, ast.Constant) and isinstance(node.value, str)
-            ]
-            if texts and re.fullmatch(r"ppd_[a-z_]+", texts[0]):
-                found[texts[0]] = {text for text in texts[2:] if re.fullmatch("[a-z]+", text)}
-    return found
 
 
 def alerts() -> Iterator[str]:
@@ -73,8 +54,8 @@ def test_every_metric_and_label_that_is_named_exists(expression: str) -> None:
     assert names or "up{" in expression
     labels = set(OWN_LABELS)
     for name in names:
-        assert SUFFIX.sub("", name) in known, name
-        labels |= known[SUFFIX.sub("", name)]
+        assert bare(name) in known, name
+        labels |= known[bare(name)]
     used = set(re.findall(r"[{,]\s*([a-z]+)(?:=~|!~|!=|=)", expression))
     used |= {label.strip() for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(",")}
     assert used <= labels

@@ -14,6 +14,8 @@ from ppd.offline.cli.main import COMMANDS
 from ppd.offline.goodput.modes import NAMES
 from ppd.proxy.config.reference import with_tables
 from ppd.proxy.failures import ClientGets, HandoffEffect, HealthEffect, OtherLeg, ResidencyEffect, as_markdown
+from tests.metric_names import bare, declared, documented
+from tests.test_alerts import alert_names
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -90,3 +92,18 @@ def test_the_tests_that_docs_name_exist() -> None:
         assert test in names, test
     for test in re.findall(r"`(test_\w+)`", COVERAGE):
         assert f"def {test}(" in known, test
+
+
+def test_every_metric_is_documented_with_its_labels_and_every_alert_with_what_to_look_at() -> None:
+    page = (DOCS / "metrics.md").read_text()
+    assert documented() == declared()
+    rows = re.findall(r"^\| (`PPD\w+`(?:, `PPD\w+`)*) \| .+ \|$", page, re.MULTILINE)
+    assert sorted(re.findall(r"PPD\w+", " ".join(rows))) == sorted(alert_names())
+
+
+def test_every_metric_that_a_page_names_exists() -> None:
+    known = set(declared())
+    for document in [ROOT / "README.md", *DOCS.rglob("*.md")]:
+        for name, labels in re.findall(r"`(ppd_[a-z_]+)(?:\{([a-z,]*)(?:=[^}]*)?\})?`", document.read_text()):
+            assert bare(name) in known, f"{document.name}: {name}"
+            assert set(labels.split(",")) - {""} <= documented()[bare(name)], f"{document.name}: {name}"

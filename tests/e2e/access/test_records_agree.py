@@ -18,6 +18,7 @@ from ppd.proxy.cli.why_view import told
 from ppd.proxy.config import AccessFormat, Mode
 from ppd.proxy.telemetry.receipts import Receipt
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
+from tests.metric_names import bare, documented
 from tests.support.fleet import Fleet
 
 TALKERS, TURNS = 8, 12
@@ -149,7 +150,12 @@ async def test_all_records_of_a_spoilt_fleet_agree(seed: int, capfd: pytest.Capt
         admission = fleet.proxy.state.admission
         await fleet.until(lambda: not (admission.inside or admission.waiting or fleet.proxy.handoff_release._tasks))
         receipts = fleet.proxy.state.receipts.newest(10_000)
-        assert not list(differences(expected(receipts), await counted(fleet)))
+        found = await counted(fleet)
+        assert not list(differences(expected(receipts), found))
+        labels = {
+            (bare(name), tuple(label for label, _ in one if label != "le")) for name in found for one in found[name]
+        }
+        assert {(name, tuple(sorted(documented().get(name, ())))) for name, _ in labels} == labels
         assert len({one.outcome for one in receipts}) >= 4, "so much has happened"
         for engine in fleet.engines.values():
             engine.counters.traps.clear()

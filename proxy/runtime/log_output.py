@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -28,7 +29,9 @@ MakeLines = Callable[[Callable[[int], bytes], Callable[[], None]], Lines]
 Kind = tuple[str, str]
 """Name of the logger and the message before its values are put in."""
 
+_BIDI = (0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))  # they turn a line round, or end it
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {9: "\t"}
+_CONTROL |= {code: f"\\u{code:04x}" for code in _BIDI}
 
 
 @dataclass(slots=True)
@@ -155,14 +158,15 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return as_json(line)
+        return json_line(line).decode()
 
 
-def as_json(line: Mapping[str, object]) -> str:
-    try:
-        return msgspec.json.encode(line).decode()
-    except UnicodeEncodeError:  # half a surrogate pair, as of a file name that is not UTF-8
-        return json.dumps(line)
+def json_line(line: Mapping[str, object]) -> bytes:
+    """In ASCII, so that no reader's lines end, and no terminal is steered, within it."""
+    with suppress(UnicodeEncodeError):  # half a surrogate pair, as of a file name that is not UTF-8
+        if (encoded := msgspec.json.encode(line)).isascii():
+            return encoded
+    return json.dumps(line, separators=(",", ":")).encode()
 
 
 def fill_standard_streams() -> None:

@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import msgspec
-
 from ..runtime.line_writer import DescriptorSink, Lines, LineWriter
+from ..runtime.log_output import json_line
 from .receipts import Receipt, now_text
 
 RECORD = "access_record"  # in the `state` of an ASGI scope
@@ -49,7 +48,7 @@ class AccessLog:
         wall: Callable[[], str] = now_text,
     ) -> None:
         """lines: None: standard output."""
-        self._encode = msgspec.json.encode if as_json else as_text
+        self._encode = json_line if as_json else as_text
         self._now = now
         self._wall = wall
         self._lines = lines or LineWriter(DescriptorSink(STDOUT), self._lost_line)

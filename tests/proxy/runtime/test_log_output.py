@@ -83,7 +83,7 @@ def test_messages_that_are_made_before_they_are_logged_fill_no_memory() -> None:
     assert limit.passes(("l", "message 7"), 60.0)
 
 
-@pytest.mark.parametrize("text", ["a\nb", "\x1b[2J", "a\r2026-01-01 ERROR ppd: forged", "\x85"])
+@pytest.mark.parametrize("text", ["a\nb", "\x1b[2J", "a\r2026-01-01 ERROR ppd: forged", "\x85", "\u2028", "\u202ea"])
 def test_a_value_makes_no_line_of_its_own(text: str) -> None:
     log = Log(TextFormatter())
     log.to.warning("from %s", text)

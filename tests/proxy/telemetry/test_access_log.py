@@ -124,3 +124,19 @@ def test_what_a_client_chose_is_cut_and_makes_no_line_of_its_own() -> None:
         {"path": "/a\nstatus=200 x", "model": 'a"b', "workers": ["P1", "D2"], "ttft_s": 0.5, "client": "é\x1b"}
     )
     assert text == rb'path="/a\nstatus=200 x" model="a\"b" workers=P1,D2 ttft_s=0.5 client="\u00e9\u001b"'
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+@pytest.mark.parametrize(
+    "name", ["\u202eright to left", "\x9b31m", "a\u2028b\x85c", "\x1b[31m", "a\nb\r", '"', "é", "<b>"]
+)
+def test_a_line_is_one_for_every_reader_and_cannot_steer_a_terminal(name: str, as_json: bool) -> None:
+    kept = Kept()
+    log = AccessLog(as_json=as_json, lines=kept)
+    record = log.opened("POST", "/" + name)
+    record.model, record.receipt = name, receipt(model=name)
+    log.closed(record, "completed")
+    (text,) = (line.decode() for line in kept.lines)
+    assert len(text.splitlines()) == 1 and text.isascii() and text[:-1].isprintable()
+    if as_json:
+        assert (json.loads(text)["model"], json.loads(text)["path"]) == (name, "/" + name)

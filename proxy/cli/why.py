@@ -86,7 +86,8 @@ async def of_proxy(url: str, admin_key: str, request_id: str) -> Receipt:
         if said.status != 200:
             raise _cannot_tell(proxy, said)
         newest: list[Receipt] = _read(said, _NEWEST).newest
-    return the_one(newest, request_id, f"{proxy.address}, which keeps the newest ones only")
+    kept = "which keeps the newest ones only, and none of requests that were refused before they were turns"
+    return the_one(newest, request_id, f"{proxy.address}, {kept} (the access log has those)")
 
 
 def _read(said: Said, decoder: msgspec.json.Decoder[T]) -> T:

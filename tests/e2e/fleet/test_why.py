@@ -35,6 +35,9 @@ async def test_a_running_proxy_is_asked(start_fleet: Any) -> None:
         unknown = await ask(fleet, "three")
         assert unknown.exit_code == 1
         assert "no receipt of request 'three'" in unknown.output
+        early = await fleet.post("/v1/chat/completions", [1], {"X-Request-Id": "four"})
+        assert (early.status, early.headers["X-Request-Id"]) == (400, "four")
+        assert "none of requests that were refused before they were turns" in (await ask(fleet, "four")).output
         refused = await ask(fleet, "two:1", "guess")
         assert refused.exit_code == 1
         assert "the admin key is missing or wrong" in refused.output

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from ppd.proxy.cli.receipt_damage import Damage
-from ppd.proxy.cli.why_view import printable
+from ppd.proxy.cli.table_view import printable
 from ppd.proxy.laws.targets import USUAL, SloTargets
 
 Count = Annotated[int, Meta(ge=0, le=10**9)]

@@ -119,8 +119,14 @@ def verdict_list(found: Mapping[Lookup, Verdict]) -> Text:
     return columns([heading, *rows], right=range(2, 5))
 
 
+def printable(text: str) -> str:
+    """Clients and workers choose ids, models and versions: what would steer a terminal is replaced."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)
+
+
 def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> Text:
     """Aligned columns under a heading; never cropped, unlike a rich table in a narrow terminal."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     text = Text()
     for number, row in enumerate(rows):

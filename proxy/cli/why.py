@@ -18,7 +18,8 @@ from ..telemetry.receipts import Receipt, receipt_lines
 from .doctor.command import proxy_origin
 from .doctor.gather import ProxyClient, Said
 from .receipt_damage import Damage
-from .why_view import printable, told
+from .table_view import printable
+from .why_view import told
 
 NEWEST = 1000  # receipts that are asked for where no id is the one given
 NAMED = 10  # of several that match

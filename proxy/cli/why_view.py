@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ..config import StageOrder
 from ..telemetry.receipts import CandidatesRecord, CellRecord, EncoderRecord, LegRecord, Receipt
-from .table_view import MUTED
+from .table_view import MUTED, printable
 
 HEADING = "bold"
 CHOSEN = "bold green"
@@ -102,11 +102,6 @@ _CELL_EVIDENCE: Final[Mapping[str, str]] = {
     "extrapolated": "the turn lies beyond what was measured: the nearest cell's",
     "none": "the cell that would decide was not measured",
 }
-
-
-def printable(text: str) -> str:
-    """Clients choose ids and models: what would steer a terminal is replaced."""
-    return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
 def told(receipt: Receipt, width: int) -> Iterator[RenderableType]:

@@ -8,7 +8,7 @@ from dataclasses import fields
 import msgspec
 from rich.text import Text
 
-from ..table_view import MUTED, columns
+from ..table_view import MUTED, columns, printable
 from .values import EngineCounts, Facts, Finding, Level, WorkerFact
 
 SYMBOLS = {Level.OK: "✓", Level.WARN: "!", Level.FAIL: "✗", Level.SKIP: "-"}
@@ -26,9 +26,9 @@ def lines(findings: Sequence[Finding], *, ascii_only: bool = False) -> Text:
     for number, finding in enumerate(findings):
         text.append("\n" if number else "")
         text.append(f"{symbols[finding.level]} {finding.level:<4}", STYLES[finding.level])
-        text.append(f"  {finding.check:<{width}}  {finding.message}")
+        text.append(f"  {finding.check:<{width}}  {printable(finding.message)}")
         if finding.remedy:
-            text.append(f" -> {finding.remedy}", MUTED)
+            text.append(f" -> {printable(finding.remedy)}", MUTED)
     return text
 
 

@@ -33,6 +33,16 @@ def test_one_line_a_finding_with_its_remedy() -> None:
     assert lines(FINDINGS, ascii_only=True).plain.isascii()
 
 
+def test_what_workers_call_themselves_makes_no_line_and_steers_no_terminal() -> None:
+    """Whoever reaches an open heartbeat port may name models, versions and connectors."""
+    name = "a\nx OK\x1b[31m\x9b1m\u202e\u2028[red]"
+    found = lines([Finding(Level.WARN, "models", f"served: {name}", f"ask {name}")]).plain
+    assert len(found.splitlines()) == 1 and found.isprintable()
+    worker = Worker(role=Role.DECODE, address="d:1", engine_version=name, connector=name)
+    table = workers_table(Facts(workers=(replace(D1, worker=worker),))).plain
+    assert len(table.splitlines()) == 2 and table.replace("\n", "").isprintable()
+
+
 def test_verdict_counts_the_levels() -> None:
     assert verdict(FINDINGS).plain == "1 OK, 1 FAIL"
 

@@ -17,6 +17,7 @@ ENOUGH = 0.5  # this share of the expected tokens is evidence
 LOGS = "Look up the request in the logs of the proxy and of its workers."
 MODELS_SHOWN = 5
 FEW_TOKENS = 64  # fewer may be the rest of a prompt that does not fill a KV block
+AVOIDED = frozenset({"no_prefill_worker", "no_decode_worker"})  # reasons; the workers may be up, but fail
 
 BY_KV_ALONE = ("sglang", "trtllm", "trtllm_gen_first")  # their D computes no prompt that it was to get from P
 UNCOUNTED = ("mooncake", "moriio", "moriio_read", "p2p_nccl")  # whose engines count no failed transfers
@@ -54,6 +55,8 @@ def _answered(check: str, turn: TurnFact, number: int) -> Finding:
     if turn.number and turn.number != number:
         remedy = "Look whether the proxy has restarted, or something before it changes messages or drops X-Session-ID."
         return Finding(Level.WARN, check, f"{said}; taken for turn {turn.number} of its session", remedy)
+    if turn.failed_legs:
+        return Finding(Level.WARN, check, f"{said}; {turn.failed_legs}", LOGS)
     return Finding(Level.OK, check, said)
 
 
@@ -66,7 +69,7 @@ def handoff_works(facts: Facts) -> Iterator[Finding]:
     numbered = ((f"turn {index}", turn) for index, turn in enumerate(conversation.turns, 1))
     splits = [(which, turn) for which, turn in (*numbered, *_forced(facts)) if turn.prefill or turn.status != 200]
     if not splits:
-        yield Finding(Level.SKIP, check, _no_split(facts, conversation))
+        yield _no_split(check, facts, conversation)
     for which, turn in splits:
         yield _moved(check, which, turn, _worker(facts, turn.prefill))
 
@@ -76,10 +79,16 @@ def _forced(facts: Facts) -> Iterator[tuple[str, TurnFact]]:
         yield "a forced SPLIT", turn
 
 
-def _no_split(facts: Facts, conversation: ProbeConversation) -> str:
+def _no_split(check: str, facts: Facts, conversation: ProbeConversation) -> Finding:
     if not facts.serving(Role.PREFILL):
-        return "no P serves, so nothing is handed over"
-    return "no turn of the conversation was SPLIT: " + ", ".join(turn.reason for turn in conversation.turns)
+        return Finding(Level.SKIP, check, "no P serves, so nothing is handed over")
+    reasons = [turn.reason for turn in conversation.turns]
+    said = f"no turn of the conversation was SPLIT: {', '.join(reasons)}"
+    can_split = facts.proxy is not None and "split" in facts.proxy.ways
+    if can_split and not AVOIDED.isdisjoint(reasons):
+        remedy = "Look in the proxy's log for workers and pairs that get no turns for a while, and why."
+        return Finding(Level.WARN, check, f"{said}, although P and D are up", remedy)
+    return Finding(Level.SKIP, check, said)
 
 
 def _moved(check: str, which: str, turn: TurnFact, prefill: WorkerFact | None) -> Finding:

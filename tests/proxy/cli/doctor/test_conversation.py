@@ -92,6 +92,10 @@ def d1(*counts: int | None) -> tuple[tuple[str, EngineCounts], ...]:
         (talk(FIRST, LOCAL), [(OK, "SPLIT on P1 -> D1 (first_turn)"), (OK, "LOCAL on D1 (table_local)")]),
         (talk(replace(FIRST, status=503, error="no worker")), [(FAIL, "answered with 503: no worker")]),
         (talk(replace(FIRST, status=0, error="no answer in 120 s")), [(FAIL, "not answered: no answer in 120 s")]),
+        (
+            talk(replace(REPLICA, number=1, reason="no_prefill_worker", failed_legs="prefill on P1: 5xx")),
+            [(WARN, "REPLICA on R1 (no_prefill_worker), 1400 prompt tokens, 992 cached; prefill on P1: 5xx")],
+        ),
         (talk(FIRST, replace(LOCAL, number=1)), [(OK, "SPLIT"), (WARN, "taken for turn 1 of its session")]),
         (talk(FIRST, workers=(*TWO, *LORAS)), [(OK, "SPLIT"), (SKIP, "a0, a1, a2, a3, a4 and 2 more were not asked")]),
         (talk(FIRST, workers=TWO), [(OK, "SPLIT"), (SKIP, "n was not asked")]),
@@ -128,6 +132,14 @@ NONE = tuple(replace(fact, worker=replace(fact.worker, connector="none")) for fa
         (talk(LOCAL, LOCAL, forced=(replace(FIRST, growth=d1(1000, 0, 0, 0, 0)),)), [(FAIL, "does not work")]),
         (talk(LOCAL, LOCAL, forced=(TurnFact(status=502, error="no P"),)), [(FAIL, "SPLIT was not answered: no P")]),
         (talk(LOCAL, LOCAL, forced=(LOCAL,)), [(SKIP, "was SPLIT")]),  # no P could hand over to a D
+        (
+            talk(replace(REPLICA, reason="no_prefill_worker"), workers=(P1, D1, R1)),
+            [(WARN, "was SPLIT: no_prefill_worker, although P and D are up")],
+        ),
+        (
+            replace(talk(replace(REPLICA, reason="no_decode_worker")), proxy=replace(PROXY, ways=("replica",))),
+            [(SKIP, "was SPLIT: no_decode_worker")],
+        ),
         (talk(REPLICA, REPLICA, workers=(R1,)), [(SKIP, "no P serves")]),
         (talk(replace(FIRST, status=500)), []),
         (Facts(config=ConfigFact()), []),

@@ -190,6 +190,18 @@ def test_promtool_takes_the_rules_and_the_scrape_config() -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_promtool_takes_the_dashboards_queries(tmp_path: Path) -> None:
+    """As rules, with what Grafana puts in for its own names."""
+    panels = json.loads((RULES.parent / "grafana/ppd.json").read_text())["panels"]
+    asked = [target["expr"] for panel in panels for target in panel["targets"]]
+    queries = [query.replace("$__rate_interval", "1m").replace("$instance", "a:1|b:1") for query in asked]
+    rules = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(queries)]
+    file = tmp_path / "panels.yaml"
+    file.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+    done = subprocess.run([promtool(), "check", "rules", str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_what_is_refused_is_counted_from_none_on() -> None:
     """`rate` and `increase` see no first value of a series, so what has not happened yet is there as 0."""
     proxy = assemble(Settings(ProxyConfig(heartbeat_port=0)))

@@ -7,6 +7,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
 DASHBOARD = json.loads((DEPLOY / "grafana/ppd.json").read_text())
+PROVISIONING = Path("/etc/grafana/provisioning")
 OWN_LABELS = {"instance", "job", "le"}  # Prometheus' own, and a histogram's
 SUFFIX = re.compile(r"_(total|bucket|sum|count)$")
 
@@ -93,6 +95,7 @@ def test_the_compose_fleet_is_the_one_that_its_proxy_is_told_of() -> None:
             assert f":{flags['port']}/health" in " ".join(service["healthcheck"]["test"])
     assert config.workers == tuple(workers.values())
     assert f"127.0.0.1:{config.port}:{config.port}" in services["proxy"]["ports"]
+    assert int(services["proxy"]["stop_grace_period"].removesuffix("s")) > config.shutdown_timeout_s
 
 
 def test_prometheus_asks_every_program_of_the_compose_file() -> None:
@@ -109,6 +112,44 @@ def test_files_that_containers_are_given_exist_and_ports_are_this_machines_alone
             assert (DEPLOY / volume.split(":")[0]).is_file(), f"{name}: {volume}"
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
         assert re.search(r":v?\d|^ppd$", service["image"]), f"{name}: an image without a version"
+
+
+def mounted(name: str) -> dict[Path, Path]:
+    """The files that a container is given: where they lie there -> where they lie here."""
+    pairs = (volume.split(":")[:2] for volume in COMPOSE["services"][name]["volumes"])
+    return {Path(there): DEPLOY / here for here, there in pairs}
+
+
+def test_grafana_finds_prometheus_and_the_dashboard() -> None:
+    files = mounted("grafana")
+    (source,) = yaml.safe_load(files[PROVISIONING / "datasources/ppd.yaml"].read_text())["datasources"]
+    (provider,) = yaml.safe_load(files[PROVISIONING / "dashboards/ppd.yaml"].read_text())["providers"]
+    assert files[Path(provider["options"]["path"]) / "ppd.json"] == DEPLOY / "grafana/ppd.json"
+    port = COMPOSE["services"]["prometheus"]["ports"][0].rpartition(":")[2]
+    assert source["url"] == f"http://prometheus:{port}"
+    variables = DASHBOARD["templating"]["list"]
+    asked = [one["datasource"] for one in (*DASHBOARD["panels"], *variables)]
+    assert all(one == {"type": source["type"], "uid": source["uid"]} for one in asked)
+    assert {f"${one['name']}" for one in variables} >= set(re.findall(r"\$(?!__)\w+", " ".join(panels())))
+
+
+def test_prometheus_finds_its_rules() -> None:
+    files = mounted("prometheus")
+    config = Path("/etc/prometheus/prometheus.yml")  # the image's default
+    rules = yaml.safe_load(files[config].read_text())["rule_files"]
+    assert [files[config.parent / rule] for rule in rules] == [DEPLOY / "alerts.yaml"]
+
+
+def test_panels_have_room_of_their_own_and_no_name_twice() -> None:
+    places = [set(product(*cells(panel["gridPos"]))) for panel in DASHBOARD["panels"]]
+    assert sum(map(len, places)) == len(set().union(*places)), "some overlap"
+    for what in ("id", "title"):
+        assert len({panel[what] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+def cells(place: dict[str, int]) -> tuple[range, range]:
+    assert place["x"] >= 0 and place["x"] + place["w"] <= 24
+    return range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])
 
 
 def test_the_image_has_every_package_and_does_not_run_as_root() -> None:

@@ -20,6 +20,7 @@ from ppd.proxy.assembly import assemble
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.fleet.booking import Ledger
 from ppd.proxy.fleet.registry import Registry
+from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.health.poisoned_prompts import REASON
 from ppd.proxy.laws.accuracy import Basis, Judged
 from ppd.proxy.laws.corrections import TTFT
@@ -48,6 +49,9 @@ class Story:
         self.metrics.watch(self._gauges)
         for address in ("a:1", "b:1"):
             worker(self.registry, address)
+        prefill = Worker(role=Role.PREFILL, address="p:1", models=("m",))  # which answers nobody
+        self.registry.add_static(prefill, 0.0)
+        self.registry.probed(prefill.id, prefill, None, 0.0)
 
     def _gauges(self) -> Iterator[Metric]:
         yield from fleet_gauges(self.registry.views())

@@ -39,7 +39,7 @@ from .failed_attempts import FailedAttempts
 from .foresight import foresee
 from .learning import Learner
 from .reading_back import with_readable
-from .receipt_notes import JudgedWays, error_name, note_decision, note_turn
+from .receipt_notes import JudgedWays, error_name, note_decision, note_turn, noting_wait
 from .state import State
 
 BUSY_S = 0.05  # until a turn that found every worker busy looks again
@@ -125,9 +125,11 @@ class Chooser:
                 turn = self._with_beliefs(job, fleet, now_s)
                 decision = self._decide(job, turn, fleet, now_s, failed)
             except AllBusy:
-                await job.permit.wait_again(self._now() + BUSY_S, is_moved=failed is not None and failed.is_moved)
+                with noting_wait(job.receipt, self._now):
+                    await job.permit.wait_again(self._now() + BUSY_S, is_moved=failed is not None and failed.is_moved)
             except NoWorkerError as exc:
-                await self._until_one_may_be_asked(job, failed, exc, now_s)
+                with noting_wait(job.receipt, self._now):
+                    await self._until_one_may_be_asked(job, failed, exc, now_s)
             else:
                 if failed is None or self._may_pay(failed):
                     return self._attempt(job, turn, decision, now_s)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from math import floor, inf, isfinite, log10
 
@@ -64,6 +65,16 @@ def note_decision(receipt: Receipt, turn: Turn, decision: Decision, rules: Rules
     verdict, scored = decision.verdict, rules.scored
     if verdict is not None and scored is not None:
         receipt.cell = _cell(verdict, scored.table.name, scored.rule, scored.weights)
+
+
+@contextmanager
+def noting_wait(receipt: Receipt, now: Callable[[], float]) -> Iterator[None]:
+    """Of a turn that goes back into the queue."""
+    since_s = now()
+    try:
+        yield
+    finally:
+        receipt.waited_s += now() - since_s
 
 
 @lru_cache(maxsize=1024)

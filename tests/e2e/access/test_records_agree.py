@@ -182,3 +182,12 @@ async def test_requests_outside_of_sessions_count_by_what_their_clients_got() ->
         await ask("/v1/embeddings", {"model": "sim", "input": "x"})
         assert len(got) >= 5
         assert (await counted(fleet))["ppd_passthrough_requests_total"] == got
+
+
+async def test_a_receipt_tells_of_each_wait_in_the_queue() -> None:
+    """Also of those after a decision: the only worker says that it is busy, and is asked again a little later."""
+    async with Fleet.of("R1", mode=Mode.REPLICA) as fleet:
+        fleet.engines["R1"].faults = Faults(refuse=1)
+        receipt = await fleet.receipt(await fleet.conversation().say("hi"))
+        assert [leg["error"] for leg in receipt["legs"]] == ["overloaded", None]
+        assert receipt["waited_s"] == pytest.approx(await fleet.metric("ppd_queue_wait_seconds_sum"), rel=0.2)

@@ -156,7 +156,7 @@ async def test_all_records_of_a_spoilt_fleet_agree(seed: int, capfd: pytest.Capt
             (bare(name), tuple(label for label, _ in one if label != "le")) for name in found for one in found[name]
         }
         assert {(name, tuple(sorted(documented().get(name, ())))) for name, _ in labels} == labels
-        assert len({one.outcome for one in receipts}) >= 4, "so much has happened"
+        assert len({one.outcome for one in receipts}) >= 3, "so much has happened"
         for engine in fleet.engines.values():
             engine.counters.traps.clear()
     lines = {line["id"]: line for line in map(json.loads, capfd.readouterr().out.splitlines()) if "id" in line}

@@ -194,6 +194,13 @@ def test_promtool_takes_the_rules_and_the_scrape_config() -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_summary_names_no_rate_below_one() -> None:
+    """`humanize` writes 0.07 a second as 70m."""
+    for group in yaml.safe_load(RULES.read_text())["groups"]:
+        for rule in group["rules"]:
+            assert "| humanize }}" not in rule["annotations"]["summary"], rule["alert"]
+
+
 def test_promtool_takes_the_dashboards_queries(tmp_path: Path) -> None:
     """As rules, with what Grafana puts in for its own names."""
     panels = json.loads((RULES.parent / "grafana/ppd.json").read_text())["panels"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import configparser
 import json
 import re
+import shutil
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from itertools import product
@@ -178,3 +180,13 @@ def test_the_systemd_unit_starts_the_proxy_and_waits_longer_than_it_drains() -> 
     assert program.endswith("/ppd") and parsed(argv)["config_path"] == Path("/etc/ppd/ppd.toml")
     assert int(service["TimeoutStopSec"]) > ProxyConfig().shutdown_timeout_s
     assert service["DynamicUser"] == "yes"
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    verify = shutil.which("systemd-analyze")
+    if verify is None:
+        pytest.skip("no systemd-analyze")
+    unit = tmp_path / "ppd.service"
+    unit.write_text((DEPLOY / "ppd.service").read_text().replace("/opt/ppd/bin/ppd", "/bin/true"))  # it must be there
+    done = subprocess.run([verify, "verify", str(unit)], capture_output=True, text=True, check=False)
+    assert [line for line in done.stderr.splitlines() if unit.name in line] == []

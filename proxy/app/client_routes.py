@@ -78,10 +78,14 @@ def turn_app(config: ProxyConfig, turns: TurnService) -> Quart:
     app.url_map.merge_slashes = False  # a redirect would name the client's own Host
 
     async def turn() -> Response:
-        caller = turns.caller(Endpoint(request.path), lowered(request.headers))
-        if (record := _record()) is not None:
-            record.receipt = caller.receipt
-        body = await whole_body(config.idle_timeout_s, config.body_limit_bytes)
+        try:
+            caller = turns.caller(Endpoint(request.path), lowered(request.headers))
+            if (record := _record()) is not None:
+                record.receipt = caller.receipt
+            body = await whole_body(config.idle_timeout_s, config.body_limit_bytes)
+        except (PPDError, RequestEntityTooLarge) as exc:
+            turns.rejected(exc.status if isinstance(exc, PPDError) else BodyTooLarge.status)
+            raise
         return _response(await turns.answer(caller, body))
 
     for endpoint in Endpoint:

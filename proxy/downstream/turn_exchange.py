@@ -236,6 +236,7 @@ class TurnExchange:
         try:
             body = await decoded(body, self._site.body_limit_bytes, room)
         except PPDError as exc:
+            self._site.service.rejected(exc.status)
             return error_reply(exc, self._endpoint)
         return await self._site.service.answer(caller, body)
 
@@ -296,6 +297,7 @@ class TurnExchange:
         elif self._state is _READING:
             # What follows on the connection is the rest of an unread body, or no request at all.
             self.is_draining = self.is_draining or not reading.is_whole or reading.refused is not None
+            self._site.service.rejected(error.status)
             self._reply(error_reply(error, self._endpoint))
 
     def _reply(self, reply: TurnReply) -> None:

@@ -317,6 +317,8 @@ class PickerCall:
 
     def _refuse(self, exc: PPDError, caller: Caller | None = None) -> None:
         known = caller or self._caller
+        if self._other is None:
+            self._proxy.turns.rejected(exc.status, None if known is None else known.receipt)
         path = self._headers.get(":path", "") if known is None else known.endpoint
         reply = error_reply(exc, path)
         assert isinstance(reply.body, bytes), "an error is told at once"

@@ -19,7 +19,7 @@ from ..admission.scoped_requests import in_scope
 from ..admission.web_pages import check_is_json
 from ..bodies.body_reader import Body, BodyReader
 from ..config import ProxyConfig
-from ..errors import PPDError, answer_body, comes_back, without_frames
+from ..errors import PPDError, RateLimited, answer_body, comes_back, without_frames
 from ..laws.targets import GivenTargets
 from ..openai.body_members import Edited, encoded
 from ..openai.prompt_list import prompt_list
@@ -92,8 +92,13 @@ class TurnService:
             reply.headers = with_limits(reply.headers, limits)
         return reply
 
+    def rejected(self, status: int, receipt: Receipt | None = None) -> None:
+        """Counts a request that was refused, unless its receipt is closed: then it was a turn, and has counted."""
+        if receipt is None or receipt.outcome == "running":
+            self._state.metrics.rejected.labels(str(status)).inc()
+
     async def _answer(self, caller: Caller, body: Body) -> TurnReply:
-        receipt = caller.receipt
+        receipt, prompts = caller.receipt, None
         try:
             request, context = await self.read(caller, body)
             is_list = request.endpoint is Endpoint.COMPLETIONS  # the only one that takes several prompts
@@ -105,6 +110,8 @@ class TurnService:
             return await self._fan_out.answer(ListTurn(prompts, partial(self._parse_one, caller), receipt, each))
         except PPDError as exc:
             without_frames(exc)
+            if prompts is None or isinstance(exc, RateLimited):  # else each prompt of the list is a turn
+                self.rejected(exc.status, receipt)
             reply = error_reply(exc, caller.endpoint)
             reply.headers.update(self._explained(receipt))
             return reply

@@ -203,6 +203,8 @@ class Metrics:
         self.retries = counter("ppd_retries", "Requests to be tried again, by how that was paid", "result")
         self.abandoned = counter("ppd_handovers_abandoned", "Hand-overs whose client left", "fate")
         self.refused = counter("ppd_refused", "Requests refused for the proxy's own limits", "reason")
+        about = "Requests refused before they were turns, by what their clients got"
+        self.rejected = counter("ppd_rejected_requests", about, "status")
         self.queue_wait = times("ppd_queue_wait_seconds", "Waits in the queue, of turns that waited", TTFT_BUCKETS_S)
         self.loop_lag = times("ppd_loop_lag_seconds", "How late the event loop runs what is due", LAG_BUCKETS_S)
         self.encoder_items = counter("ppd_encoder_items", "Images, sounds and videos, by who encodes them", "decision")

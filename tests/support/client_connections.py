@@ -90,6 +90,9 @@ class Site:
             raise RuntimeError("a defect")
         return headers
 
+    def rejected(self, status: int) -> None:
+        pass
+
     async def answer(self, caller: object, body: bytes) -> TurnReply:
         self.asked.append(body)
         try:

@@ -7,6 +7,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,6 +15,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from ppd.proxy.admission.keys import Client, encode, hash_of
 from ppd.proxy.cli.why_view import told
 from ppd.proxy.config import AccessFormat, Mode
 from ppd.proxy.telemetry.receipts import Receipt
@@ -23,6 +25,7 @@ from tests.support.fleet import Fleet
 
 TALKERS, TURNS = 8, 12
 CHAT = "/v1/chat/completions"
+KEY_PREFIX = "ppd_"
 SETTINGS: dict[str, Any] = {
     "mode": Mode.TABLE,
     "receipts_kept": 10_000,
@@ -191,3 +194,31 @@ async def test_a_receipt_tells_of_each_wait_in_the_queue() -> None:
         receipt = await fleet.receipt(await fleet.conversation().say("hi"))
         assert [leg["error"] for leg in receipt["legs"]] == ["overloaded", None]
         assert receipt["waited_s"] == pytest.approx(await fleet.metric("ppd_queue_wait_seconds_sum"), rel=0.2)
+
+
+async def test_what_is_refused_before_it_is_a_turn_counts_by_its_status(tmp_path: Path) -> None:
+    key, limited = KEY_PREFIX + "a" * 43, KEY_PREFIX + "b" * 43
+    clients = (Client(name="a", tenant="a"), key), (Client(name="b", tenant="b", requests_per_minute=1), limited)
+    (tmp_path / "keys.toml").write_text("\n".join(encode(client, hash_of(secret)) for client, secret in clients))
+    settings: dict[str, Any] = {"mode": Mode.REPLICA, "body_limit_bytes": 20_000, "queue_timeout_s": 0.1}
+    got: Counter[str] = Counter()
+    async with Fleet.of("R1", keys_file=str(tmp_path / "keys.toml"), **settings) as fleet:
+
+        async def ask(body: Any, secret: str = key, path: str = CHAT) -> None:
+            got[str((await fleet.post(path, body, {"Authorization": f"Bearer {secret}"})).status)] += 1
+
+        chat = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+        for body in (chat, [1], chat | {"max_tokens": -1}, chat | {"model": "none"}, chat | {"user": "x" * 30_000}):
+            await ask(body)
+        for secret in ("wrong", limited, limited, limited):
+            await ask(chat, secret)
+        await ask({"model": "sim", "prompt": ["a", "b"]}, limited, "/v1/completions")
+        fleet.engines["R1"].faults = Faults(refuse=MANY, refuse_status=500)
+        await ask({"model": "sim", "prompt": ["a", "b"]}, path="/v1/completions")
+        found = await counted(fleet)
+    turns: Counter[str] = Counter({"200": 2, "404": 1, "502": 1})
+    assert set(got) == {"200", "400", "401", "404", "413", "429", "502"}
+    assert found["ppd_rejected_requests_total"] == {
+        (("status", status),): count for status, count in (got - turns).items()
+    }
+    assert sum(found["ppd_turn_outcomes_total"].values()) == turns.total() + 1, "of a list of two each prompt is a turn"

@@ -18,7 +18,7 @@ from prometheus_client.core import Metric
 from ppd.proxy.admission.gate import MESSAGES
 from ppd.proxy.assembly import assemble
 from ppd.proxy.config import ProxyConfig
-from ppd.proxy.fleet.booking import Ledger
+from ppd.proxy.fleet.booking import OpenHandoffs
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.health.poisoned_prompts import REASON
@@ -43,7 +43,7 @@ class Story:
         self.wrong = wrong
         self.now_s = 0.0
         self.up = up
-        self.registry, self.ledger = Registry(), Ledger()
+        self.registry, self.handoffs = Registry(), OpenHandoffs()
         self.queued = self.breakers_open = 0
         self.judged = [Judged(basis=Basis.PROFILE, name="h100", figure=TTFT, turns=200, median_error=0.1, stale=False)]
         self.metrics.watch(self._gauges)
@@ -55,7 +55,7 @@ class Story:
 
     def _gauges(self) -> Iterator[Metric]:
         yield from fleet_gauges(self.registry.views())
-        yield from self.ledger.gauges(self.now_s)
+        yield from self.handoffs.gauges(self.now_s)
         yield from laws_gauges(self.judged)
         yield gauge("ppd_queued_turns", "", self.queued)
         yield gauge("ppd_breakers_open", "", self.breakers_open)
@@ -98,7 +98,7 @@ class Story:
     def stranded(self) -> None:
         """Once a minute D does not take what P has computed for it."""
         if self.now_s % 60 == 0:
-            self.ledger.open(str(self.now_s), self.now_s)
+            self.handoffs.open(str(self.now_s), self.now_s)
 
 
 def stale(story: Story) -> None:
@@ -136,9 +136,9 @@ def well(story: Story) -> None:
         story.turns(1, "failed")
         story.metrics.reloaded(True)
     if story.now_s % 30 == 0:
-        story.ledger.open("leg", story.now_s)
+        story.handoffs.open("leg", story.now_s)
     else:
-        story.ledger.close("leg")
+        story.handoffs.close("leg")
     story.turns(1, "cancelled")
     story.turns(2, "rejected")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -28,7 +29,7 @@ from ..health.doubts import NO_DOUBTS, Doubts
 from ..laws.targets import GivenTargets
 from ..leg_moves import Legs
 from ..openai.answer import AnswerObserver
-from ..openai.body_members import encoded, members
+from ..openai.body_members import encoded, given, members
 from ..openai.edits import Edits, Redaction, edits_of
 from ..openai.reply_key import ReplyKey
 from ..openai.request import CHOOSING, Request
@@ -250,3 +251,15 @@ class Job(msgspec.Struct, frozen=True):
     permit: Permit
     doubts: Doubts
     counted: CountedPrompt | None = None  # by a tokenizer
+
+
+def held_units(job: Job, turn: Turn, worker: WorkerId) -> int:
+    """Messages or items whose KV a worker is believed to hold, by their bytes."""
+    match, chain, request = job.match, job.request.prompt.chain, job.request
+    held = turn.held.get(worker)
+    if held is None or not match.held_tokens:
+        return 0
+    known_bytes = chain.size - match.new_bytes
+    held_bytes = known_bytes * min(1.0, held.tokens / match.held_tokens)
+    is_in_head = chain.marks.system > 0 and not any(given(request.fields, name) for name in ("system", "instructions"))
+    return bisect_right(chain.ends, held_bytes) - 1 - chain.marks.head + is_in_head

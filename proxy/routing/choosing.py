@@ -7,7 +7,6 @@ without the workers that failed.
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
 from collections.abc import Callable
 
 from msgspec.structs import replace
@@ -23,7 +22,6 @@ from ..fleet.view import Fleet, WorkerView
 from ..fleet.worker import Role, WorkerId
 from ..health.doubts import NO_DOUBTS, Doubts
 from ..health.worker_health import Key
-from ..openai.body_members import given
 from ..openai.request import Request
 from ..policy import Decision, Excluded, Route, Rules, Turn, can_stand_in, decide, has_room, route_alone
 from ..policy.profiles.prompt_blocks import NO_BLOCKS, PromptBlocks, blocks_of
@@ -34,7 +32,7 @@ from ..sessions.table import SessionMatch
 from ..telemetry.receipts import Receipt
 from ..tokenizer.count_checks import CountedPrompt, form_of
 from ..tokenizer.prompt_tokenizer import PromptTokenizer
-from .attempt import Attempt, Job, TurnContext
+from .attempt import Attempt, Job, TurnContext, held_units
 from .failed_attempts import FailedAttempts
 from .foresight import foresee
 from .learning import Learner
@@ -382,18 +380,6 @@ class Chooser:
 def _blocks(chain: Chain, schedule: Schedule) -> PromptBlocks:
     rule = schedule.memory.rule
     return NO_BLOCKS if rule is None else blocks_of(chain.keys, chain.ends, chain.size, rule)
-
-
-def held_units(job: Job, turn: Turn, worker: WorkerId) -> int:
-    """Messages or items whose KV a worker is believed to hold, by their bytes."""
-    match, chain, request = job.match, job.request.prompt.chain, job.request
-    held = turn.held.get(worker)
-    if held is None or not match.held_tokens:
-        return 0
-    known_bytes = chain.size - match.new_bytes
-    held_bytes = known_bytes * min(1.0, held.tokens / match.held_tokens)
-    is_in_head = chain.marks.system > 0 and not any(given(request.fields, name) for name in ("system", "instructions"))
-    return bisect_right(chain.ends, held_bytes) - 1 - chain.marks.head + is_in_head
 
 
 def charged_tokens(turn: Turn) -> int:

@@ -16,8 +16,8 @@ from typing import Protocol
 from ..admission.wrong_keys import WrongKeys
 from ..config import OPERATOR_PATHS, ProxyConfig
 from ..errors import PPDError, RequestError
+from ..runtime.kernel_buffers import has_undelivered
 from ..runtime.tasks import Drain, draining
-from ..runtime.undelivered import has_undelivered
 from ..telemetry.access_log import AccessLog, AccessRecord
 from . import response
 from .request_head import check_target, check_values, head_too_large, size_of, too_many_lines

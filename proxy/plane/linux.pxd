@@ -36,7 +36,12 @@ cdef extern from "sys/socket.h" nogil:
     Py_ssize_t sendmsg(int fd, const msghdr *message, int flags)
     int shutdown(int fd, int how)
     enum: MSG_NOSIGNAL
+    enum: MSG_PEEK
     enum: SHUT_WR
+
+cdef extern from "sys/ioctl.h" nogil:
+    int ioctl(int fd, unsigned long what, ...)
+    enum: TIOCOUTQ
 
 cdef extern from "unistd.h" nogil:
     int close(int fd)
@@ -65,6 +70,18 @@ cdef inline Py_ssize_t send_parts(int fd, const Py_buffer *views, int count) noe
     if sent < 0 and errno != EAGAIN and errno != EINTR:
         return -errno
     return max(sent, 0)
+
+
+cdef inline bint is_unread(int fd) noexcept:
+    """Whether bytes lie in the socket, or its end, or an error."""
+    cdef char first
+    return fd >= 0 and (recv(fd, &first, 1, MSG_PEEK) >= 0 or (errno != EAGAIN and errno != EINTR))
+
+
+cdef inline bint is_undelivered(int fd) noexcept:
+    """Whether the peer's machine has not acknowledged all that was sent."""
+    cdef int left = 0
+    return fd >= 0 and ioctl(fd, TIOCOUTQ, &left) == 0 and left > 0
 
 
 cdef inline object os_error(int number):

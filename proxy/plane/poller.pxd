@@ -31,7 +31,6 @@ cdef class SocketTransport:
     cdef int _read(self) except -1
     cdef int _watch(self) except -1
     cdef int _ask(self, unsigned int wanted) noexcept
-    cdef int _fail(self, int error) except -1
     cdef int _lose(self, exc) except -1
     cdef int _let_go(self) except -2
     cdef int _tell(self, str name) except -1

@@ -4,8 +4,7 @@
 The event loop watches the epoll's own descriptor. So the loop is woken once for all sockets that have news, and each
 of them costs one system call and one call of its protocol.
 
-Towards protocols a `SocketTransport` is a transport of asyncio: it calls `connection_made`, `data_received`,
-`eof_received`, `pause_writing`, `resume_writing` and `connection_lost` in the order that asyncio promises.
+Towards protocols a `SocketTransport` is a transport of asyncio: it calls them in the order that asyncio promises.
 """
 
 import asyncio
@@ -21,7 +20,8 @@ from libc.stdlib cimport free, malloc
 
 from .linux cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, MSG_NOSIGNAL,
-    PARTS, SHUT_WR, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, os_error, recv, send, send_parts, shutdown,
+    PARTS, SHUT_WR, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, is_undelivered, is_unread, os_error, recv,
+    send, send_parts, shutdown,
 )
 
 cdef enum:
@@ -206,6 +206,13 @@ cdef class SocketTransport:
                 return getattr(self._lent(), f"get{name}")()
         return default
 
+    def has_undelivered(self):
+        return self._unsent_bytes > 0 or is_undelivered(self._fd)
+
+    def has_unread(self):
+        """Whether something has come that was not read: bytes, or the end."""
+        return is_unread(self._fd)
+
     def _lent(self):
         """Its socket as an object, made when it is asked for: to keep one would take 88 bytes of each connection."""
         if self._fd >= 0:
@@ -247,7 +254,7 @@ cdef class SocketTransport:
             for at in range(count):
                 PyBuffer_Release(&views[at])
         if sent < 0:
-            self._fail(<int>-sent)
+            self._lose(os_error(-sent))
         # Protocols are told last: they may write more, or end the connection.
         if self._unsent_bytes:
             self._watch()
@@ -279,7 +286,7 @@ cdef class SocketTransport:
             PyBuffer_Release(&view)
             if sent < 0:
                 if error != EAGAIN and error != EINTR:
-                    return self._fail(<int>error)
+                    return self._lose(os_error(error))
                 break
             self._unsent_bytes -= sent
             if sent < size:
@@ -320,7 +327,7 @@ cdef class SocketTransport:
             to = receiver.room(to, &most)
         size = recv(self._fd, to, most, 0)
         if size < 0:
-            return 0 if errno == EAGAIN or errno == EINTR else self._fail(errno)
+            return 0 if errno == EAGAIN or errno == EINTR else self._lose(os_error(errno))
         self._has_more = size == most
         if not size:
             self._is_at_end, self._reads = True, False
@@ -337,7 +344,7 @@ cdef class SocketTransport:
         """Has epoll look for what is wanted. A socket that it can't watch is lost: nothing would be heard of it."""
         cdef unsigned int wanted = (EPOLLIN if self._reads else 0) | (EPOLLOUT if self._unsent_bytes else 0)
         cdef int error = self._ask(wanted) if wanted != self._watched and self._fd >= 0 else 0
-        return self._fail(error) if error else 0
+        return self._lose(os_error(error)) if error else 0
 
     cdef int _ask(self, unsigned int wanted) noexcept:
         """The error's number, or 0. A socket of which nothing is wanted is not in the epoll, as that always tells of
@@ -351,9 +358,6 @@ cdef class SocketTransport:
         return 0
 
     # -- the end
-
-    cdef int _fail(self, int error) except -1:
-        return self._lose(os_error(error))
 
     cdef int _lose(self, exc) except -1:
         """Closes the socket at once, and tells the protocol later, as it may just be writing."""

@@ -3,8 +3,8 @@
 Closing an answer before its end closes the connection, which tells vLLM to abort the request. When probes find a worker
 dead, `hang_up` ends the requests that it has not begun to answer, so that they need not wait for their time-outs.
 
-A worker may close a kept connection just as a request is written to it. Such a request is sent again, over a new
-connection, only where the worker cannot have worked on it: see `_is_stale`.
+A worker may close a kept connection just as a request is written to it, or say on it what nobody asked. Such a request
+is sent again, over a new connection, only where the worker cannot have worked on it: see `_is_stale`.
 """
 
 from __future__ import annotations
@@ -112,21 +112,26 @@ class Upstream:
                 if not _is_stale(exc, call, kept):
                     raise
                 stale = exc
-            fresh = await self._fresh(pool, call, connect_s, stale)
+            fresh = await self._fresh(pool, call, connect_s, stale, is_free=kept.spoke_early)
             return await self._exchange(fresh, call, timeouts, head, parts)  # `meanwhile` has been called
         except BaseException:
             self.forget(call)
             raise
 
-    async def _fresh(self, pool: Pool, call: Call, connect_s: float, stale: LegError) -> WorkerConnection:
-        """The connection to send a request over again; raises `stale` where it may not be, or the worker has gone."""
+    async def _fresh(
+        self, pool: Pool, call: Call, connect_s: float, stale: LegError, *, is_free: bool
+    ) -> WorkerConnection:
+        """The connection to send a request over again; raises `stale` where it may not be, or the worker has gone.
+
+        is_free: the budget need not pay, as the worker never had the request.
+        """
         call.phase = CONNECT
         self._calls[call.worker_id].add(call)
         try:
             connection = await pool.connect(call, connect_s)
         except LegError as exc:
             raise (stale if exc.cause is Cause.REFUSED else exc) from None
-        if not self._may_resend():
+        if not (is_free or self._may_resend()):
             pool.free(connection)
             raise stale
         return connection
@@ -287,13 +292,13 @@ def _head_of(call: Call, method: str, path: str, headers: Mapping[str, str], siz
 
 
 def _is_stale(exc: LegError, call: Call, kept: WorkerConnection) -> bool:
-    """Whether the worker had closed this kept connection before it read the request.
+    """Whether the worker cannot have read the request on this kept connection; a `once` call is not sent again even so.
 
-    Reset without a byte of an answer, and at once; a `once` call is not sent again even then.
+    It said something before it had all of the request. Or it had closed: a reset without a byte of an answer, at once.
     """
     if call.once or exc.cause is not Cause.RESET or exc.phase is not Phase.SENT or kept.has_heard:
         return False
-    return kept.loop.time() - call.sent_s <= STALE_S
+    return kept.spoke_early or kept.loop.time() - call.sent_s <= STALE_S
 
 
 def _head(method: str, path: str, host: str, headers: Mapping[str, str], size: int) -> bytes:

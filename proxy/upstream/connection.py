@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Protocol, cast
 
 from .. import plane
-from ..runtime.undelivered import has_undelivered
+from ..runtime.kernel_buffers import has_undelivered, has_unread
 
 HEAD_LIMIT_BYTES = 256 * 1024
 READ_BYTES = 256 * 1024
@@ -32,9 +32,16 @@ class AnswerReceiver(Protocol):
 
 
 class WorkerConnection(asyncio.Protocol):
-    """Calls `owner.made`, then `owner.free` whenever another request may follow, and `owner.lost` when it closes."""
+    """Calls `owner.made`, then `owner.free` whenever another request may follow, and `owner.lost` when it closes.
 
-    __slots__ = ("_has_head", "_head_bytes", "_listener", "_owner", "_parser", "_transport", "free_s", "loop")
+    HTTP does not tell to which request an answer belongs: the next answer is taken for that of the last request. So a
+    worker that says more than it was asked is not asked again on that connection.
+    """
+
+    __slots__ = (
+        *("_has_head", "_head_bytes", "_listener", "_owner", "_parser", "_transport"),
+        *("free_s", "loop", "spoke_early"),
+    )
 
     def __init__(self, owner: Owner, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -44,11 +51,18 @@ class WorkerConnection(asyncio.Protocol):
         self._listener: AnswerReceiver | None = None
         self._has_head = False
         self._head_bytes = 0  # of one that has not come whole
-        self.free_s = 0.0  # when it was last freed, by the loop's clock
+        self.free_s = 0.0  # when it was last freed, by the loop's clock; 0: never
+        self.spoke_early = False  # the worker, before it had the whole of a request
 
     @property
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it is open, and the worker has said nothing, not even goodbye, that was not read yet."""
+        transport = self._transport
+        return transport is not None and not transport.is_closing() and not has_unread(transport)
 
     @property
     def has_unsent(self) -> bool:
@@ -100,6 +114,11 @@ class WorkerConnection(asyncio.Protocol):
         if self._listener is None:  # no request is open
             self.abort()
             return
+        if not self.has_heard and self.has_undelivered:
+            self.spoke_early = True
+            if self.free_s:  # then it may be the end of what was asked before
+                self._fail(is_malformed=False)
+                return
         try:
             body = self._parser.feed(data)
         except plane.NotHttp:
@@ -195,8 +214,8 @@ class WorkerConnection(asyncio.Protocol):
         self._listener = None
         self._has_head = False
         self._head_bytes = 0
-        # Bytes after the answer, or unsent bytes of the request, would corrupt the next exchange.
-        if parser.is_followed or not parser.can_be_kept or self._transport is None or self.has_unsent:
+        # Bytes after the answer, or those of a request that the worker did not read, would corrupt the next exchange.
+        if parser.is_followed or not parser.can_be_kept or self._transport is None or self.spoke_early:
             self.abort()
             return
         parser.next()

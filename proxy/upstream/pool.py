@@ -67,7 +67,7 @@ class Pool:
         oldest_s = self._loop.time() - self._keepalive_s
         while self._idle:
             connection, _ = self._idle.popitem()
-            if connection.is_open and connection.free_s > oldest_s:
+            if connection.is_quiet and connection.free_s > oldest_s:
                 return connection
             connection.abort()
         return None

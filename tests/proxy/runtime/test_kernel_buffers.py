@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from ppd.proxy.runtime.undelivered import has_undelivered
+from ppd.proxy.runtime.kernel_buffers import has_undelivered, has_unread
 
 
 class FakeTransport:
@@ -34,9 +34,22 @@ def test_what_the_peer_has_not_taken_is_undelivered() -> None:
     assert told == [False, True, False]
 
 
+@pytest.mark.parametrize("ends", [False, True], ids=["bytes", "the end"])
+def test_what_has_come_and_was_not_read_is_unread(ends: bool) -> None:
+    own, peer = socket.socketpair()
+    with own, peer:
+        told = [has_unread(transport(own))]
+        peer.close() if ends else peer.send(b"x")
+        told.append(has_unread(transport(own)))
+        own.recv(1)
+        told.append(has_unread(transport(own)))
+    assert told == [False, True, ends]
+
+
 @pytest.mark.parametrize("is_forgotten", [True, False])
 def test_of_a_closed_connection_nothing_is(is_forgotten: bool) -> None:
     own, peer = socket.socketpair()
     peer.close()
     own.close()
     assert not has_undelivered(transport(None if is_forgotten else own))
+    assert not has_unread(transport(None if is_forgotten else own))

@@ -1,0 +1,36 @@
+"""What the kernel still holds of a connection: bytes that its peer's machine has not taken, or that nobody has read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import select
+import sys
+import termios
+
+from .. import plane
+
+
+def has_undelivered(transport: asyncio.BaseTransport) -> bool:
+    """Whether the peer's machine has not acknowledged all bytes that the kernel was given; False once it is closed."""
+    if plane.IS_BUILT and isinstance(transport, plane.SocketTransport):
+        return transport.has_undelivered()
+    socket = transport.get_extra_info("socket")
+    with contextlib.suppress(OSError, ValueError):
+        if socket is not None:  # as uvloop says of one that has just been closed
+            return int.from_bytes(fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder) > 0
+    return False
+
+
+def has_unread(transport: asyncio.BaseTransport) -> bool:
+    """Whether bytes lie there that nobody has read, or the end, or an error; False once it is closed."""
+    if plane.IS_BUILT and isinstance(transport, plane.SocketTransport):
+        return transport.has_unread()
+    socket = transport.get_extra_info("socket")
+    with contextlib.suppress(OSError, ValueError):
+        if socket is not None:
+            found = select.poll()
+            found.register(socket.fileno(), select.POLLIN)
+            return bool(found.poll(0))
+    return False

@@ -188,6 +188,13 @@ async def test_a_worker_sees_neither_private_members_nor_a_priority_above_the_ke
         assert seen == {**EMBED, "priority": 10}
 
 
+async def test_what_has_no_body_costs_a_key_no_tokens(start_fleet: Any, tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys.toml", client("one", tokens_per_minute=60))
+    async with start_fleet("", keys_file=keys) as fleet, odd(fleet):
+        async with fleet.session.get(f"{fleet.base_url}/v1/audio/voices", headers=bearer("one")) as answer:
+            assert (answer.status, answer.headers["X-RateLimit-Remaining-Tokens"]) == (200, "60")
+
+
 async def test_what_is_nested_too_deep_reaches_no_worker(start_fleet: Any) -> None:
     async with start_fleet("", json_depth_limit=20) as fleet, odd(fleet) as worker:
         for depth, status in ((19, 200), (20, 400)):

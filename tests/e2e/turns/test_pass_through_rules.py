@@ -195,6 +195,13 @@ async def test_what_has_no_body_costs_a_key_no_tokens(start_fleet: Any, tmp_path
             assert (answer.status, answer.headers["X-RateLimit-Remaining-Tokens"]) == (200, "60")
 
 
+@pytest.mark.parametrize("path", ["/v1/audio/voices", "/v1/responses/resp_1"])
+async def test_a_head_is_answered_although_the_worker_sends_no_body(start_fleet: Any, path: str) -> None:
+    async with start_fleet("", answer_timeout_s=0.5, first_event_timeout_s=0.5) as fleet, odd(fleet):
+        async with fleet.session.head(fleet.base_url + path) as answer:
+            assert (answer.status, await answer.read()) == (200, b"")
+
+
 async def test_what_is_nested_too_deep_reaches_no_worker(start_fleet: Any) -> None:
     async with start_fleet("", json_depth_limit=20) as fleet, odd(fleet) as worker:
         for depth, status in ((19, 200), (20, 400)):

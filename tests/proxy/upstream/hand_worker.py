@@ -67,14 +67,19 @@ class HandWorker:
         return accepted
 
     def ask(
-        self, body: bytes = b"{}", *, just_before: Callable[[], object] = bool, **call: Any
+        self,
+        body: bytes = b"{}",
+        *,
+        just_before: Callable[[], object] = bool,
+        just_after: Callable[[], None] | None = None,
+        **call: Any,
     ) -> asyncio.Task[tuple[int, bytes]]:
-        """Status and body of an answer. just_before: what happens then, of which the event loop has not heard yet."""
+        """Status and body of an answer. just_before, just_after: what happens then, before the event loop goes on."""
 
         async def asked() -> tuple[int, bytes]:
             just_before()
             made = Call(self.worker, **call)
-            async with self.upstream.answer(made, "/", body=body, timeouts=PATIENT) as answer:
+            async with self.upstream.answer(made, "/", body=body, timeouts=PATIENT, meanwhile=just_after) as answer:
                 return answer.status, await answer.body()
 
         return asyncio.create_task(asked())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 
 import pytest
@@ -45,6 +46,17 @@ async def test_what_lies_on_a_kept_connection_is_no_answer(worker: HandWorker, u
     assert await request_on(fresh) == b"{}"
     fresh.sendall(WHOLE)
     assert await asked == (200, b"hi")
+
+
+@on_each_plane
+async def test_a_request_leaves_as_soon_as_that_was_looked_at(worker: HandWorker) -> None:
+    """What comes later may be an answer to it. An event loop may keep what is written until the end of its round."""
+    connection, left = await answer_one(worker), list[bool]()
+    asked = worker.ask(just_after=lambda: left.append(select.select([connection], [], [], 0)[0] == [connection]))
+    assert await request_on(connection) == b"{}"
+    connection.sendall(WHOLE)
+    assert await asked == (200, b"hi")
+    assert left == [True]
 
 
 @pytest.mark.parametrize("unasked", UNASKED)

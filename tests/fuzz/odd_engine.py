@@ -61,6 +61,7 @@ ODD_HEADS = (
     INFORMATIONAL[0] * 20_000,
 )
 TURN = re.compile(rb'"user": ?"([\w-]+)"')  # comes first in a body
+ONE_WRITE_BYTES = 64 * 1024  # the kernel takes them whole
 SMALL_PARTS = 400  # in bytes: what is shorter may go out byte by byte
 
 
@@ -183,7 +184,7 @@ class OddEngine:
     asked: Counter[str] = field(default_factory=Counter)
     did: defaultdict[str, list[tuple[object, ...]]] = field(default_factory=lambda: defaultdict(list))
     misuses: list[str] = field(default_factory=list)
-    links: set[asyncio.Task[None]] = field(default_factory=set)
+    links: dict[asyncio.Task[None], Link] = field(default_factory=dict)
     address: str = ""
 
     def __post_init__(self) -> None:
@@ -209,9 +210,10 @@ class OddEngine:
             made, _ = await asyncio.get_running_loop().sock_accept(self._listening)
             made.setblocking(False)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            task = asyncio.create_task(self._serve(Link(made, self.context)))
-            self.links.add(task)
-            task.add_done_callback(self.links.discard)
+            link = Link(made, self.context)
+            task = asyncio.create_task(self._serve(link))
+            self.links[task] = link
+            task.add_done_callback(lambda task: self.links.pop(task).end())  # also of one that never ran
 
     async def _serve(self, link: Link) -> None:
         with contextlib.suppress(OSError, ssl.SSLError):
@@ -300,8 +302,9 @@ class OddEngine:
 
     async def _say_and_go_on(self, link: Link, rng: random.Random, answer: bytes, why: str) -> str:
         what = rng.choice(["nothing", "nothing", "joined", "unasked", "unasked", "ends", "resets"])
-        if what == "joined" and why != "its end":
-            answer, why = answer + rng.choice(UNASKED), "unasked bytes"
+        if what == "joined" and why != "its end" and len(answer) < ONE_WRITE_BYTES:
+            await in_parts(link, rng, answer, behind=rng.choice(UNASKED))
+            return "unasked bytes"
         await in_parts(link, rng, answer)
         if why == "its end":
             raise ConnectionError
@@ -318,16 +321,15 @@ class OddEngine:
         return why
 
 
-async def in_parts(link: Link, rng: random.Random, data: bytes) -> None:
-    """In one write, in a few, or the first bytes one by one."""
-    cuts = [0, len(data)]
+async def in_parts(link: Link, rng: random.Random, data: bytes, behind: bytes = b"") -> None:
+    """In one write, in a few, or the first bytes one by one. behind: in the same write as the last of the data."""
+    cuts = {0, len(data)}
     if rng.random() < 0.2:
-        cuts += range(1, min(SMALL_PARTS, len(data)))
+        cuts.update(range(1, min(SMALL_PARTS, len(data))))
     elif rng.random() < 0.5:
-        cuts += [rng.randrange(len(data) + 1) for _ in range(rng.randrange(6))]
-    cuts.sort()
-    for start, end in pairwise(cuts):
-        await link.say(data[start:end])
+        cuts.update(rng.randrange(len(data) + 1) for _ in range(rng.randrange(6)))
+    for start, end in pairwise(sorted(cuts)):
+        await link.say(data[start:end] + (behind if end == len(data) else b""))
         for _ in range(rng.choice([0, 0, 1, 3])):
             await asyncio.sleep(0)
 

@@ -1,4 +1,7 @@
-"""Whatever an engine does on its connections, a turn gets its own answer, or an error where its own was spoiled."""
+"""Whatever an engine does on its connections, a turn gets its own answer, or an error where its own was spoiled.
+
+Some clients leave meanwhile. Nothing may be left of any turn: no connection, no call, no work.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 import json
 import re
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,12 +81,26 @@ def check(engine: OddEngine, turn: str, outcome: Outcome) -> None:
         assert text_of(turn).startswith(outcome.text), where
 
 
+async def unless_left(asking: Coroutine[Any, Any, Outcome], rounds: int) -> Outcome | None:
+    """None where the client has left, after so many rounds of the event loop; beyond 30 it stays."""
+    task = asyncio.create_task(asking)
+    for _ in range(rounds if rounds < 30 else 0):
+        await asyncio.sleep(0)
+    if rounds < 30:
+        task.cancel()
+    await asyncio.wait({task})
+    return None if task.cancelled() else task.result()
+
+
 async def converse(fleet: Fleet, engine: OddEngine, number: int) -> None:
     messages: list[dict[str, str]] = []
     for at in range(TURNS):
         turn = f"turn-{number}-{at}" + "sw"[(engine.seed + number + at) % 2]
         content = f"{turn} of {engine.seed} " + (LONG if (engine.seed + number * 3 + at) % 7 == 0 else "")
-        outcome = await asked(fleet, turn, [*messages, {"role": "user", "content": content}])
+        asking = asked(fleet, turn, [*messages, {"role": "user", "content": content}])
+        outcome = await unless_left(asking, (engine.seed * 31 + number * 7 + at) % 150)
+        if outcome is None:
+            continue
         check(engine, turn, outcome)
         if outcome.status == 200 and outcome.is_whole:
             messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": outcome.text}]

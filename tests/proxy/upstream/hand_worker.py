@@ -6,9 +6,7 @@ import asyncio
 import inspect
 import socket
 import ssl
-import tempfile
 from collections.abc import Callable, Coroutine
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +29,22 @@ KINDS = ("native", "direct", "direct with TLS")
 class HandWorker:
     """Takes a connection, reads and says what the test wants, and nothing else. Its sockets block, in threads."""
 
-    def __init__(self, *, is_tls: bool) -> None:
-        self._context = _context() if is_tls else None
+    def __init__(self, authority: Authority | None) -> None:
+        """authority: of the certificate that it shows; None: it speaks no TLS."""
+        is_tls = authority is not None
+        self._context = _context(authority) if authority else None
         self._listening = socket.socket()
         self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVED_BYTES)
         self._listening.bind(("127.0.0.1", 0))
         self._listening.listen()
         self._open: list[socket.socket] = []
         self.worker = Worker(role=Role.DECODE, address=f"127.0.0.1:{self._listening.getsockname()[1]}", tls=is_tls)
+        self._poller = plane.Poller() if plane.IS_BUILT and not is_tls and not _is_uvloop() else None
         self.upstream = Upstream(
             keepalive_s=60.0,
             may_resend=lambda: False,
-            tls=Tls(lambda: trusting(_authority())),
-            poller=plane.Poller() if plane.IS_BUILT and not is_tls and not _is_uvloop() else None,
+            tls=Tls(lambda: trusting(authority)) if authority else None,
+            poller=self._poller,
         )
 
     @property
@@ -86,6 +87,8 @@ class HandWorker:
 
     async def close(self) -> None:
         await self.upstream.close()
+        if self._poller is not None:
+            self._poller.close()
         for each in (self._listening, *self._open):
             each.close()
 
@@ -124,12 +127,12 @@ Test = Callable[..., Coroutine[Any, Any, None]]
 def on_each_plane(test: Test) -> Callable[..., None]:
     """The test gets a `HandWorker`; what an event loop could not tell anybody fails it."""
 
-    def run(data_plane: str, **given: Any) -> None:
+    def run(data_plane: str, tmp_path: Path, **given: Any) -> None:
         failures: list[Any] = []
 
         async def body() -> None:
             asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
-            worker = HandWorker(is_tls=data_plane.endswith("TLS"))
+            worker = HandWorker(Authority(tmp_path) if data_plane.endswith("TLS") else None)
             try:
                 async with asyncio.timeout(60):
                     await test(worker, **given)
@@ -142,8 +145,8 @@ def on_each_plane(test: Test) -> Callable[..., None]:
         assert failures == []
 
     _, *own = inspect.signature(test).parameters.values()
-    first = inspect.Parameter("data_plane", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    run.__signature__ = inspect.Signature([first, *own])  # type: ignore[attr-defined]
+    wanted = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("data_plane", "tmp_path")]
+    run.__signature__ = inspect.Signature([*wanted, *own])  # type: ignore[attr-defined]
     run.__doc__, run.__name__ = test.__doc__, test.__name__
     run.pytestmark = getattr(test, "pytestmark", [])  # type: ignore[attr-defined]
     marked: Callable[..., None] = pytest.mark.parametrize("data_plane", KINDS)(run)
@@ -154,14 +157,8 @@ def _is_uvloop() -> bool:
     return isinstance(asyncio.get_running_loop(), uvloop.Loop)
 
 
-@cache
-def _authority() -> Authority:
-    return Authority(Path(tempfile.mkdtemp()))
-
-
-@cache
-def _context() -> ssl.SSLContext:
-    own = _authority().issue("engine")
+def _context(authority: Authority) -> ssl.SSLContext:
+    own = authority.issue("engine")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(own.cert, own.key)
     return context

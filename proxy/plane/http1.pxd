@@ -18,6 +18,8 @@ cdef extern from "llhttp/llhttp.h":
         llhttp_data_cb on_url
         llhttp_data_cb on_header_field
         llhttp_data_cb on_header_value
+        llhttp_data_cb on_chunk_extension_name
+        llhttp_data_cb on_chunk_extension_value
         llhttp_cb on_headers_complete
         llhttp_data_cb on_body
         llhttp_cb on_message_complete
@@ -72,12 +74,12 @@ cdef Span *spans  # the parts of the body in what was parsed last, by whichever 
 cdef class AnswerParser(Parser):
     cdef public dict headers
     cdef int count  # of `spans`
-    cdef int _trailer_bytes
+    cdef int _passed_bytes
     cdef readonly uint16_t status
     cdef readonly flag is_whole, is_followed, can_be_kept, lasts_until_closed
     cdef flag _is_sized
 
     cdef int parse(self, const char *data, Py_ssize_t size) except -1
     cdef bytes body(self)
-    cdef int _pass_trailer(self, size_t size) noexcept
+    cdef int _pass(self, size_t size) noexcept
     cdef int _found(self, const char *at, size_t size) except -1

@@ -10,7 +10,7 @@ from libc.stdlib cimport realloc
 
 cdef enum:
     SUCCESSFUL = 200  # lower statuses are informational: the real answer follows
-    TRAILERS_BYTES = 256 * 1024  # of an answer, at most: as of its head
+    PASSED_BYTES = 256 * 1024  # of trailers, or of extensions between two parts of a body, at most: as of a head
 
 
 class NotHttp(ValueError):
@@ -210,7 +210,7 @@ cdef Py_ssize_t room = 0
 
 @cython.no_gc  # as its headers are bytes
 cdef class AnswerParser(Parser):
-    """One answer after another. Informational ones are skipped, and so are trailers.
+    """One answer after another. Informational ones are skipped, and so are trailers and chunks' extensions.
 
     status: 0 until the answer's head has come. headers: names in lower case; of a repeated one the last. is_whole: it
     has come to its end. is_followed: so have bytes behind it. can_be_kept: the connection can serve another request.
@@ -224,7 +224,7 @@ cdef class AnswerParser(Parser):
 
     def next(self):
         """The bytes that follow are of the next answer."""
-        self.status, self.headers, self._trailer_bytes = 0, {}, 0
+        self.status, self.headers, self._passed_bytes = 0, {}, 0
         self.is_whole = self.is_followed = self.can_be_kept = self.lasts_until_closed = self._is_sized = False
 
     def feed(self, bytes data not None):
@@ -258,9 +258,9 @@ cdef class AnswerParser(Parser):
             self._is_sized = True
         return 0
 
-    cdef int _pass_trailer(self, size_t size) noexcept:
-        self._trailer_bytes += size
-        return HPE_USER if self._trailer_bytes > TRAILERS_BYTES else 0
+    cdef int _pass(self, size_t size) noexcept:
+        self._passed_bytes += size
+        return HPE_USER if self._passed_bytes > PASSED_BYTES else 0
 
     cdef int _found(self, const char *at, size_t size) except -1:
         global spans, room
@@ -288,12 +288,16 @@ cdef int answer_begins(llhttp_t *state) noexcept:
 
 cdef int answer_field(llhttp_t *state, const char *at, size_t size) noexcept:
     cdef AnswerParser parser = <AnswerParser>state.data
-    return parser._pass_trailer(size) if parser.status else header_field(state, at, size)
+    return parser._pass(size) if parser.status else header_field(state, at, size)
 
 
 cdef int answer_value(llhttp_t *state, const char *at, size_t size) noexcept:
     cdef AnswerParser parser = <AnswerParser>state.data
-    return parser._pass_trailer(size) if parser.status else header_value(state, at, size)
+    return parser._pass(size) if parser.status else header_value(state, at, size)
+
+
+cdef int answer_extension(llhttp_t *state, const char *at, size_t size) noexcept:
+    return (<AnswerParser>state.data)._pass(size)
 
 
 cdef int answer_head(llhttp_t *state) noexcept:
@@ -315,6 +319,7 @@ cdef int answer_body(llhttp_t *state, const char *at, size_t size) noexcept:
     cdef AnswerParser parser = <AnswerParser>state.data
     if not parser.status or parser.is_whole:  # of an informational answer, or behind the end
         return 0
+    parser._passed_bytes = 0
     try:
         parser._found(at, size)
     except BaseException as exc:
@@ -344,5 +349,7 @@ of_answers.on_message_begin = answer_begins
 of_answers.on_header_field = answer_field
 of_answers.on_header_value = answer_value
 of_answers.on_headers_complete = answer_head
+of_answers.on_chunk_extension_name = answer_extension
+of_answers.on_chunk_extension_value = answer_extension
 of_answers.on_body = answer_body
 of_answers.on_message_complete = answer_whole

@@ -8,7 +8,7 @@ import httptools
 
 _SUCCESSFUL = 200
 _BODILESS = (204, 304)
-_TRAILERS_BYTES = 256 * 1024  # of an answer, at most: as of its head
+_PASSED_BYTES = 256 * 1024  # of trailers, or of extensions between two parts of a body, at most: as of a head
 
 
 class NotHttp(ValueError):
@@ -91,7 +91,7 @@ class AnswerParser:
             self.is_followed = True
         parts, self._parts = self._parts, []
         self._bodiless_bytes = 0 if parts or not self.status else self._bodiless_bytes + len(data)
-        if self._bodiless_bytes > _TRAILERS_BYTES and not self.is_whole:  # of a line, httptools tells once it is whole
+        if self._bodiless_bytes > _PASSED_BYTES and not self.is_whole:  # of a line, httptools tells once it is whole
             raise NotHttp
         return parts[0] if len(parts) == 1 else b"".join(parts)
 

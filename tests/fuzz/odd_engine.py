@@ -56,6 +56,7 @@ ODD_HEADS = (
     b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nstray",
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nstray",
     b"HTTP/1.1 200 OK\r\nX: " + b"x" * 4 * LIMIT_BYTES,
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;x=" + b"x" * 4 * LIMIT_BYTES,
     b"HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\nstray",
     b"HTTP/1.1 304 Not Modified\r\n\r\nstray",
     INFORMATIONAL[0] * 20_000,
@@ -363,7 +364,7 @@ def chunk(data: bytes, extension: bytes) -> bytes:
 
 def extensions(rng: random.Random) -> Iterator[bytes]:
     for _ in count():
-        size = rng.choice([0, 0, 0, 0, 0, 9, 9, 2**20]) if rng.random() < 0.3 else 0
+        size = rng.choice([0, 0, 0, 0, 0, 9, 9, LIMIT_BYTES // 4]) if rng.random() < 0.3 else 0
         yield b";stray=%b" % (b"x" * size) if size else b""
 
 

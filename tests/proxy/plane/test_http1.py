@@ -175,6 +175,14 @@ def test_trailers_are_as_long_as_a_head_at_most(parsers: Any, line: bytes) -> No
         assert (said["body"], said["failed"], said["is_whole"]) == (b"abcd", failed, not failed)
 
 
+@BOTH
+def test_so_are_extensions_of_chunks_between_two_parts_of_a_body(parsers: Any) -> None:
+    for lines, body, failed in ((60, b"abcabc", ""), (80, b"", "not HTTP")):
+        chunk = [b"3;x=", *[b"x" * 4000] * lines, b"\r\nabc\r\n"]
+        said = answers(parsers, [OK, b"Transfer-Encoding: chunked\r\n\r\n", *chunk, *chunk, b"0\r\n\r\n"])
+        assert (said["body"], said["failed"], said["is_whole"]) == (body, failed, not failed)
+
+
 class Failing(Told):
     def on_body(self, data: bytes) -> None:
         raise LookupError("a defect")

@@ -61,8 +61,7 @@ class WorkerConnection(asyncio.Protocol):
     @property
     def is_quiet(self) -> bool:
         """Whether it is open, and the worker has said nothing, not even goodbye, that was not read yet."""
-        transport = self._transport
-        return transport is not None and not transport.is_closing() and not has_unread(transport)
+        return self.is_open and not (self._transport is None or has_unread(self._transport))
 
     @property
     def has_unsent(self) -> bool:

@@ -20,10 +20,10 @@ STDERR = 2
 def new_loop() -> asyncio.AbstractEventLoop:
     """uvloop where it is installed, which is not on Windows: it saves a third of a request's time."""
     try:
-        import uvloop
+        from .uv_loop import UvLoop
     except ImportError:
         return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
+    return UvLoop()
 
 
 def log_to_stderr(config: ProxyConfig, *, has_threads: bool = True) -> LogOutput:

@@ -143,19 +143,12 @@ class Pool:
         if self._poller is not None:
             self._poller.adopt(made, connection)
             return
-        try:
-            await self._loop.create_connection(
-                lambda: connection,
-                sock=made,
-                ssl=self._tls.context if self._tls else None,
-                server_hostname=self._host if self._tls else None,
-            )
-        except BaseException:
-            # uvloop has closed the descriptor, or will, but may leave its number to the socket, which would close it a
-            # second time: another connection's by then. asyncio's own loop closes the socket itself.
-            if not isinstance(self._loop, asyncio.BaseEventLoop):
-                made.detach()
-            raise
+        await self._loop.create_connection(
+            lambda: connection,
+            sock=made,
+            ssl=self._tls.context if self._tls else None,
+            server_hostname=self._host if self._tls else None,
+        )
 
     async def _addresses(self) -> list[tuple[int, Any]]:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET

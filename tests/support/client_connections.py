@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
-import uvloop
 
 from ppd.proxy import plane
 from ppd.proxy.bodies.body_memory import BodyMemory
@@ -26,6 +25,7 @@ from ppd.proxy.downstream.limits import ConnectionLimits, Patience
 from ppd.proxy.errors import Unauthorized
 from ppd.proxy.routing.router import TurnReply
 from ppd.proxy.routing.service import TurnService
+from ppd.proxy.runtime.process import new_loop
 from ppd.proxy.runtime.tasks import Drain
 from tests.support.raw_http import read_answers
 
@@ -172,7 +172,7 @@ def on_both_planes(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[.
 
     def run(data_plane: DataPlane, **given: Any) -> None:
         is_native = data_plane is DataPlane.NATIVE
-        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop if is_native else uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop if is_native else new_loop) as runner:
             context = copy_context()
             context.run(_is_polled.set, is_native)
             runner.run(test(**given), context=context)

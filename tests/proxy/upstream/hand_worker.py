@@ -15,6 +15,7 @@ import uvloop
 
 from ppd.proxy import plane
 from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.runtime.process import new_loop
 from ppd.proxy.runtime.tls import Tls
 from ppd.proxy.upstream.call import Call
 from ppd.proxy.upstream.client import Upstream
@@ -140,7 +141,7 @@ def on_each_plane(test: Test) -> Callable[..., None]:
                 await worker.close()
 
         is_native = data_plane == "native"
-        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop if is_native else uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop if is_native else new_loop) as runner:
             runner.run(body())
         assert failures == []
 

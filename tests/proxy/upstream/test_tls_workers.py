@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,6 @@ from ppd.proxy.failures import Cause
 from ppd.proxy.fleet.worker import Worker
 from ppd.proxy.runtime.tls import Tls
 from ppd.proxy.upstream.call import HELD_BYTES, Answer, Call
-from ppd.proxy.upstream.connection import WorkerConnection
 from ppd.proxy.upstream.pool import Pool
 from tests.support.client_connections import on_both_planes
 from tests.support.credentials import Authority, trusting
@@ -145,31 +143,3 @@ async def test_a_connection_that_nobody_wants_any_more_once_it_is_made_is_closed
     await asyncio.wait((serving,))
     await _until_lost(pool)
     assert (pool.is_used, failures) == (False, [])
-
-
-class Resetting(Pool):
-    """Its worker resets each connection after TCP's handshake, before that of TLS."""
-
-    def __init__(self, listening: socket.socket, authority: Authority) -> None:
-        self.listening = listening
-        self.sockets: list[socket.socket] = []
-        origin = f"127.0.0.1:{listening.getsockname()[1]}", True
-        super().__init__(origin, keepalive_s=4.0, tls=Tls(lambda: trusting(authority)))
-
-    async def _begin(self, connection: WorkerConnection, made: socket.socket) -> None:
-        self.sockets.append(made)
-        accepted, _ = self.listening.accept()
-        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        accepted.close()
-        await super()._begin(connection, made)
-
-
-@on_both_planes
-async def test_a_socket_whose_number_the_event_loop_closed_does_not_close_it_again(authority: Authority) -> None:
-    """By then the number may be another connection's, which would be closed, or get what is meant for a third."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        pool = Resetting(listening, authority)
-        with pytest.raises(LegError):
-            await pool.connect(Call(worker(1)), 20.0)
-        await asyncio.sleep(0)
-        assert ([each.fileno() for each in pool.sockets], pool.is_used) == ([-1], False)

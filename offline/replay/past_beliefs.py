@@ -48,7 +48,7 @@ class KnownSession(msgspec.Struct, frozen=True, gc=False):
     source: int | None = None  # see `PromptEntry`
     tokens: int = 0  # of `source`, with its newest answer
     decode: WorkerId | None = None  # that answered it last
-    affinity: WorkerId | None = None  # the same, of a session whose prompt goes on otherwise
+    affinity: WorkerId | None = None  # the same, of a session whose history the prompt does not go on with
 
 
 class PastBeliefs:
@@ -83,12 +83,14 @@ class PastBeliefs:
         where = session.decode_residency
         tokens = 0 if where is None else where.tokens
         if turn.kind == "branch":
-            return KnownSession(self._new_history(turn), session.history, tokens, session.decode, session.decode)
+            # At a first turn any worker that shares the beginning will do, as in the proxy.
+            decode = session.decode if turn.number > 1 else None
+            return KnownSession(self._new_history(turn), session.history, tokens, decode)
         if turn.kind == "next" and (calls_tool := session.came_back()) is not None:
             ended_s = session.seen_s
             came_s = max(turn.arrived_s, ended_s)  # receipts tell when a turn came to the millisecond below
             self._forecasts.take(SessionReturned(turn.model, session.turn, calls_tool, ended_s, came_s))
-        return KnownSession(session.history, session.history, tokens, session.decode, session.decode)
+        return KnownSession(session.history, session.history, tokens, session.decode)
 
     def held(
         self, turn: PastTurn, known: KnownSession, most: int, views: Mapping[WorkerId, WorkerView]

@@ -36,7 +36,6 @@ class _Line(msgspec.Struct, gc=False):
     session: Name
     turn: Count
     kind: Name
-    stream: bool = True
     route: Literal["", "LOCAL", "SPLIT", "REPLICA", "READBACK"] = ""
     reason: Name = ""
     forced: Name = ""

@@ -5,6 +5,7 @@ So each decision is compared by itself: what a whole fleet under the other rules
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from itertools import count
 from msgspec.structs import replace
 
 from ppd.proxy.errors import NoWorkerError
+from ppd.proxy.fleet.ledger import LegEstimates
 from ppd.proxy.fleet.view import Fleet, WorkerView
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.laws.prediction import Laws, Outlook, Prediction, TurnSize, idle_ttft_s, on_one, on_two, work_on
@@ -58,7 +60,7 @@ def replay(
     sessions: SessionLimits = USUAL_LIMITS,
 ) -> Compared:
     """turns: in order of their decisions. targets: those given, in place of their own."""
-    fleet, compared, numbers = PastFleet(turns, laws, capacity_tokens), Compared(), _Numbers()
+    fleet, compared, numbers = PastFleet(turns, capacity_tokens), Compared(), _Numbers()
     beliefs = PastBeliefs(fleet.engine, fleet.when, sessions, prefills_answer=rules.prefills_answer)
     returns = beliefs.returns if sessions.returns else rules.returns
     rules = replace(rules, returns=returns, targets=TargetRules(usual=_usual(turns, targets)))
@@ -67,13 +69,17 @@ def replay(
         views = fleet.at(now_s, past.model)
         known = beliefs.came(past)
         turn = _turn(past, known, beliefs, views, targets)
+        way, went = _way(views, past), None
         try:
             decision = decide(turn, views, rules, qps=past.qps, now_s=now_s)
         except NoWorkerError:
             compared.refused += 1
         else:
-            _compare(compared, past, turn, decision, views, laws, numbers.of(past.session))
-        computed_s = fleet.begin(past, max(1, past.prompt_tokens - _held(past, turn)))
+            went = None if way is None else _prediction(turn, decision, way, laws, now_s)
+            _compare(compared, past, turn, decision, (way, went), laws, numbers.of(past.session))
+        if way is not None and went is None:
+            went = _predicted(turn, way, laws, now_s)
+        computed_s = fleet.begin(past, _taken(past, turn, way, went, laws))
         beliefs.begin(past, known, turn.held, turn.held_tokens, computed_s)
     return compared
 
@@ -101,13 +107,27 @@ class _Numbers:
         return number
 
 
-def _held(past: PastTurn, turn: Turn) -> int:
-    """Of the prompt, where it was computed."""
-    if turn.readable is not None:
-        return turn.readable.tokens
-    computing = past.answering if past.prefill is None else past.prefill
-    held = turn.held.get(WorkerId(computing.address))
-    return 0 if held is None else min(held.tokens, turn.prompt_tokens)
+def _taken(past: PastTurn, turn: Turn, way: Way | None, prediction: Prediction | None, laws: Laws) -> LegEstimates:
+    """What the turn took of its workers. way: None: a worker of it is not there."""
+    if way is None:
+        return LegEstimates(prompt_tokens=turn.prompt_tokens, new_tokens=turn.prompt_tokens)
+    idle_s, patience_s = _idle_ttft_s(turn, way, laws), 0.0
+    if idle_s is not None:
+        patience_s = max(turn.slo.ttft_s, turn.slo.ttft_factor * idle_s) - idle_s
+    reads = turn.readable if way.route == Route.READBACK else None
+    decision = Decision(
+        route=Route(way.route),
+        reason=past.reason,
+        decode=way.decode,
+        prefill=way.prefill,
+        wanted=Route(way.route),
+        held=turn.held.get(way.decode.id),
+        fetched_tokens=0 if reads is None else reads.tokens,
+        prediction=prediction,
+        patience_s=patience_s if patience_s > 0.0 else math.inf,  # as in the proxy: late in any case
+    )
+    first_s = past.answering.first_s
+    return decision.estimates(turn, shows_first_token=first_s is not None and first_s < past.answering.ended_s)
 
 
 def _turn(
@@ -138,11 +158,17 @@ def _turn(
 
 
 def _compare(
-    compared: Compared, past: PastTurn, turn: Turn, decision: Decision, views: Fleet, laws: Laws, session: int
+    compared: Compared,
+    past: PastTurn,
+    turn: Turn,
+    decision: Decision,
+    went: tuple[Way | None, Prediction | None],
+    laws: Laws,
+    session: int,
 ) -> None:
-    before = _way(views, past)
+    """went: as the turn went, and what is predicted of that."""
+    before, old = went
     after = Way(decision.route, decision.decode, decision.prefill)
-    old = None if before is None else _prediction(turn, decision, before, laws, past.decided_s)
     new = decision.prediction or _predicted(turn, after, laws, past.decided_s)
     if before is None or old is None or new is None:
         compared.unpredicted += 1
@@ -217,7 +243,12 @@ def _misses(turn: Turn, way: Way, prediction: Prediction, laws: Laws) -> bool:
         return True
     if prediction.ttft_s <= turn.slo.ttft_s:
         return False
-    engine = laws.of(way.computing)
-    assert engine is not None, "it was predicted by"
-    idle_s = idle_ttft_s(engine.costs, turn.prompt_tokens, turn.held_tokens)
+    idle_s = _idle_ttft_s(turn, way, laws)
+    assert idle_s is not None, "it was predicted by"
     return prediction.ttft_s > turn.slo.ttft_factor * idle_s
+
+
+def _idle_ttft_s(turn: Turn, way: Way, laws: Laws) -> float | None:
+    """None: the engine has no profile."""
+    engine = laws.of(way.computing)
+    return None if engine is None else idle_ttft_s(engine.costs, turn.prompt_tokens, turn.held_tokens)

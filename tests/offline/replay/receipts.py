@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from ppd.offline.replay.past_turns import PastLog, read_log
+from ppd.offline.replay.past_turns import PastLog, PastTurn, read_log
 from ppd.proxy.failures import Leg
+from ppd.proxy.fleet.ledger import LegEstimates
 from ppd.proxy.telemetry.receipts import LegRecord, Receipt
 
 BEGAN_S = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
@@ -63,3 +64,16 @@ def log_of(*receipts: Receipt) -> PastLog:
 
 def line_of(one: Receipt) -> bytes:
     return msgspec.json.encode(one) + b"\n"
+
+
+def taken(turn: PastTurn) -> LegEstimates:
+    """Of the turn's workers, if nothing of its prompt was held."""
+    tokens, answering = turn.prompt_tokens, turn.answering
+    return LegEstimates(
+        prompt_tokens=tokens,
+        new_tokens=tokens,
+        new_on_prefill_tokens=tokens,
+        output_tokens=turn.output_tokens,
+        prefill_s=0.1,
+        shows_first_token=answering.first_s is not None and answering.first_s < answering.ended_s,
+    )

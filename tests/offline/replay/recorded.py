@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
-from typing import Any
 
 from ppd.offline.experiment.plan import plan
 from ppd.offline.experiment.run import Run
@@ -25,15 +25,20 @@ from ppd.servers.fleet.topology import Topology
 
 from .receipts import BEGAN_S
 
-RULES = Rules(mode=Mode.SLO)
+BY_SLO = ProxySetup(rules=Rules(mode=Mode.SLO))
 
 
 class RecordedRouting(PolicyRouting):
     """Writes a receipt of each turn that it routes."""
 
-    def __init__(self, timeline: Timeline, fleet: SimulatedFleet, proxy: ProxySetup, setup: Setup) -> None:
+    def __init__(
+        self, timeline: Timeline, fleet: SimulatedFleet, proxy: ProxySetup, setup: Setup, *, corrects: bool
+    ) -> None:
         super().__init__(timeline, fleet, proxy, setup)
         self._clock = timeline
+        self._noted_by = proxy.rules
+        if not corrects:
+            self._books = replace(self._books, laws=None)
         self._decided: list[tuple[Turn, Decision]] = []
         self.receipts: list[Receipt] = []
 
@@ -44,29 +49,29 @@ class RecordedRouting(PolicyRouting):
 
     def route(self, session: int, asked: Asked, go: Callable[[Routed], None]) -> None:
         def noted(routed: Routed) -> None:
-            self._note(session, routed)
+            self._note(routed)
             go(routed)
 
         super().route(session, asked, noted)
 
-    def _note(self, session: int, routed: Routed) -> None:
+    def _note(self, routed: Routed) -> None:
         turn, decision = self._decided[-1]
         began_s = self._clock.now_s
         at = datetime.fromtimestamp(BEGAN_S + began_s, UTC).isoformat(timespec="milliseconds")
         receipt = Receipt(
-            id=f"{session}-{turn.number}",
+            id=f"{turn.session_id}-{turn.number}",
             at=at,
             endpoint="/v1/chat/completions",
             model=turn.model,
             stream=True,
-            session=f"s{session}",
+            session=turn.session_id,
             turn=turn.number,
             kind="first" if turn.number == 1 else "next",
             estimated_prompt_tokens=turn.prompt_tokens,
             estimated_output_tokens=turn.output_tokens,
             slo=turn.slo,
         )
-        note_decision(receipt, turn, decision, RULES)
+        note_decision(receipt, turn, decision, self._noted_by)
         self.receipts.append(receipt)
         first = decision.prefill or decision.decode
         receipt.legs.append(_leg(Leg.PREFILL if decision.prefill else Leg.LOCAL, first.name, 0.0))
@@ -101,11 +106,11 @@ def _leg(kind: Leg, worker: str, started_s: float) -> LegRecord:
     return LegRecord(kind=kind, worker=worker, address=f"{worker.lower()}:8000", started_s=started_s)
 
 
-def recorded(run: Run, setup: Setup, **proxy: Any) -> list[Receipt]:
-    """Under mode `slo`."""
+def recorded(run: Run, setup: Setup, proxy: ProxySetup = BY_SLO, *, corrects: bool = True) -> list[Receipt]:
+    """corrects: turns teach the laws how long they took, which no replay makes again."""
     timeline = Timeline()
     fleet = SimulatedFleet(timeline, Topology.parse(run.topology), setup)
-    routing = RecordedRouting(timeline, fleet, ProxySetup(rules=RULES, **proxy), setup)
+    routing = RecordedRouting(timeline, fleet, proxy, setup, corrects=corrects)
     clients = Clients(timeline, fleet, routing, ClientPool(timeline, None))
     clients.play(planned_sessions(plan(run, None), count(1), is_retokenised=lambda: False, forced=False))
     timeline.run(until=lambda: clients.open_sessions == 0)

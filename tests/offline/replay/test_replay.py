@@ -10,14 +10,16 @@ from ppd.offline.replay.past_fleet import PastFleet
 from ppd.offline.replay.replay import Compared, replay
 from ppd.offline.replay.summary import summary
 from ppd.proxy.config import Mode
+from ppd.proxy.failures import Leg
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.laws.profiles import Profiles
 from ppd.proxy.laws.targets import GivenTargets, SloTargets
 from ppd.proxy.laws.worker_laws import WorkerLaws
+from ppd.proxy.policy import Route
 from ppd.proxy.telemetry.receipts import Receipt
 from tests.support.decisions import rules
 
-from .receipts import BEGAN_S, log_of, receipt
+from .receipts import BEGAN_S, leg, log_of, receipt, taken
 
 LAWS = WorkerLaws(Profiles("h100-llama-3.1-8b"))
 D1, P1 = WorkerId("D1:1"), WorkerId("P1:1")
@@ -30,11 +32,11 @@ def again(*receipts: Receipt, mode: Mode = Mode.SLO, capacity_tokens: int = 400_
 
 def fleet_at(seconds: float, *receipts: Receipt) -> Any:
     turns = log_of(*receipts).turns
-    fleet = PastFleet(turns, LAWS)
+    fleet = PastFleet(turns)
     for turn in turns:
         if turn.decided_s - BEGAN_S <= seconds:
             fleet.at(turn.decided_s, "m")
-            fleet.begin(turn, 1000)
+            fleet.begin(turn, taken(turn))
     return fleet.at(BEGAN_S + seconds, "m")
 
 
@@ -57,14 +59,18 @@ def test_a_split_is_under_way_where_it_was(
         assert (view.queued_prefill_s > 0, view.context_tokens > 0) == (bool(counts[1]), bool(counts[2]))
 
 
-@pytest.mark.parametrize(("seconds", "of_d"), [(0.01, (1, 1, 0)), (0.15, (1, 0, 1)), (1.2, (0, 0, 0))])
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_local_turn_computes_and_then_decodes(seconds: float, of_d: tuple[int, int, int], stream: bool) -> None:
-    one = receipt("D1", stream=stream)
-    if not stream:  # nothing tells when its first token came
-        one.legs[0].first_event_s = one.legs[0].ended_s
-    view = fleet_at(seconds, one, receipt("D1", 9.0)).views[D1]
+@pytest.mark.parametrize(("seconds", "of_d"), [(0.01, (1, 1, 1)), (0.15, (1, 0, 1)), (1.2, (0, 0, 0))])
+def test_a_local_turn_computes_and_decodes_or_will(seconds: float, of_d: tuple[int, int, int]) -> None:
+    view = fleet_at(seconds, receipt("D1"), receipt("D1", 9.0)).views[D1]
     assert (view.inflight, view.prefills, view.decoding) == of_d
+
+
+def test_of_an_answer_that_came_as_a_whole_the_laws_tell_how_long_its_prompt_was_computed() -> None:
+    one = receipt("D1", stream=False)
+    one.legs[0].first_event_s = one.legs[0].ended_s
+    view = fleet_at(0.01, one, receipt("D1", 9.0)).views[D1]
+    assert view.unseen_prefill_until_s - BEGAN_S == pytest.approx(0.1)
+    assert (view.inflight, view.prefills, view.decoding) == (1, 0, 1)
 
 
 def test_a_worker_is_there_from_about_its_first_leg_to_about_its_last() -> None:
@@ -199,3 +205,11 @@ def test_the_interval_holds_the_difference_and_sessions_are_drawn_whole() -> Non
 
     assert width(40, 3) < width(10, 3)
     assert width(10, 12) > width(40, 3) * 0.8
+
+
+def test_a_session_begins_where_most_kv_is_free() -> None:
+    """D1 answers one of 300,000 tokens, and D2 two of 1,000."""
+    long = receipt("D1", session="long", estimated_prompt_tokens=300_000, legs=[leg(Leg.LOCAL, "D1", 0.0, 0.1, 20.0)])
+    short = [receipt("D2", session=f"short{n}", legs=[leg(Leg.LOCAL, "D2", 0.0, 0.1, 20.0)]) for n in range(2)]
+    compared = again(long, *short, *(receipt("D1", 2.0 + 2 * n, session=f"s{n}") for n in range(8)), mode=Mode.FREE_KV)
+    assert compared.changes["LOCAL", Route.LOCAL] >= 8

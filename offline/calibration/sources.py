@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ppd.proxy.errors import FormatError
+from ppd.proxy.errors import ConfigError, FormatError
 from ppd.proxy.laws.profile_file import FittedRange, ProfileFile, SlowWorker, Status, Transfers
 from ppd.servers.fleet.topology import Topology
 
@@ -54,7 +54,13 @@ class CalibrationSource:
 
     @property
     def range(self) -> FittedRange:
+        """Of what is fitted to. ConfigError where that is nothing."""
         fitted = self.for_fit(self.fitted_on)
+        if not fitted:
+            names = ", ".join(self.fitted_on)
+            raise ConfigError(
+                f"nothing to fit on: no cell of {names} finished at a load that is fitted to", param="fit_on"
+            )
         workloads = [one.runs[0].workload for one in fitted]
         return FittedRange(
             context_tokens=max(each.longest_context for each in workloads),
@@ -72,8 +78,17 @@ USUAL_CAPACITY_TOKENS = 400_000
 
 
 def open_source(path: Path, kv_capacity_tokens: int | None = None) -> CalibrationSource:
-    """A sweep's folder, or the rows of a published grid. `kv_capacity_tokens`: of one engine; no record holds it."""
+    """A sweep's folder, or the rows of a published grid. FormatError where they hold nothing to go by.
+
+    kv_capacity_tokens: of one engine; no record holds it.
+    """
     return _sweep(path, kv_capacity_tokens) if path.is_dir() else _published(path, kv_capacity_tokens)
+
+
+def _some(path: Path, observations: list[Observation]) -> list[Observation]:
+    if not observations:
+        raise FormatError(f"{path}: holds no cell whose requests all finished, so there is nothing to fit")
+    return observations
 
 
 def _published(path: Path, kv_capacity_tokens: int | None) -> CalibrationSource:
@@ -98,7 +113,7 @@ def _published(path: Path, kv_capacity_tokens: int | None) -> CalibrationSource:
         unrecognised=published_cells.UNRECOGNISED,
     )
     return CalibrationSource(
-        observations=from_published(path, SEEDS),
+        observations=_some(path, from_published(path, SEEDS)),
         setup=setup,
         fitted_on=("4R", "1P_3D", "1P_3pD"),
         fit_regions=(small, large),
@@ -138,9 +153,7 @@ def _published_profile(kv_capacity_tokens: int) -> ProfileFile:
 def _sweep(path: Path, kv_capacity_tokens: int | None) -> CalibrationSource:
     # Every configuration is fitted unless the caller holds some back.
     results = list(SweepFolder(path).results())
-    observations = from_sweep(results)
-    if not observations:
-        raise FormatError(f"{path}: holds no cell whose requests all finished, so there is nothing to fit")
+    observations = _some(path, from_sweep(results))
     first = results[0]
     origin, workers = first.origin, Topology.parse(first.run.topology).workers
     pushes = origin.connector.startswith(PUSHING)

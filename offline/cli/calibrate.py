@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 from msgspec.structs import replace as replace_struct
 from rich.console import Console
 
 from ppd.proxy.errors import ConfigError, PPDError
-from ppd.proxy.laws.profile_file import Fit, ProfileFile, encode, find
+from ppd.proxy.laws.profile_file import Fit, Name, ProfileFile, encode, find
 
 from ..calibration.assess import assess
 from ..calibration.document import Without, document, said
@@ -121,7 +122,8 @@ UNSEARCHED = (
 def _calibrate(source: CalibrationSource, simulations: Simulations, flags: CalibrateFlags) -> None:
     console, steps_file, seen = Console(stderr=True), flags.steps, source.range
     # Before minutes of fitting, so that a file that cannot be used costs none.
-    path = flags.out or Path(f"{flags.name or source.setup.profile.name}.json")
+    name = _checked(flags.name or source.setup.profile.name)
+    path = flags.out or Path(f"{name}.json")
     for file in filter(None, (path, flags.page)):
         check_writable(file)
     steps = None if steps_file is None else (larger(load(steps_file), seen, steps_file.name), seen, steps_file.name)
@@ -130,7 +132,7 @@ def _calibrate(source: CalibrationSource, simulations: Simulations, flags: Calib
     command_line = shlex.join(["ppd", *sys.argv[1:]])
     profile = replace_struct(
         setup.profile,
-        name=flags.name or setup.profile.name,
+        name=name,
         note=setup.profile.note if flags.evaluations else f"{UNSEARCHED} {setup.profile.note}",
         fit=Fit(
             fitted_on=source.fitted_on,
@@ -150,12 +152,20 @@ def _calibrate(source: CalibrationSource, simulations: Simulations, flags: Calib
         write_whole(flags.page, text.encode())
 
 
+def _checked(name: str) -> str:
+    """ConfigError for one with which no profile could be read again."""
+    try:
+        return msgspec.convert(name, Name)
+    except msgspec.ValidationError:
+        raise ConfigError(
+            f"name = {name!r}: must be at most 100 letters, digits, '_', '.' and '-': give another --name", param="name"
+        ) from None
+
+
 def _fitted(
     source: CalibrationSource, setup: Setup, simulations: Simulations, evaluations: int, console: Console
 ) -> Setup:
     observations = source.for_fit(source.fitted_on)
-    if not observations:
-        raise ConfigError(f"nothing to fit on: no cell of {', '.join(source.fitted_on)} finished", param="fit_on")
     with console.status(f"fitting to {len(observations)} cells") as status:
         best = float("inf")
 

@@ -130,6 +130,30 @@ def test_an_unknown_configuration_is_named(tmp_path: Path) -> None:
     assert "1P_1pD" in done.output
 
 
+SMALL = "small_tiny,{qps},40,40,100,100,120,50,30,130,8,8,8,1,1,100,10\n"
+
+
+@pytest.mark.parametrize(
+    ("row", "flags", "message"),
+    [
+        ("2P_2D," + SMALL.format(qps=4), (), "no cell of 4R, 1P_3D, 1P_3pD"),
+        ("4R," + SMALL.format(qps=20), (), "no cell of 4R"),  # beyond the regions to which is fitted
+        ("4R," + SMALL.format(qps=4), ("--name", "a b"), "name = 'a b'"),
+        ("4R," + SMALL.format(qps=4), ("--name", "x" * 101), "name"),
+    ],
+)
+def test_what_cannot_come_to_a_profile_is_refused_before_the_fit(
+    tmp_path: Path, row: str, flags: tuple[str, ...], message: str
+) -> None:
+    path, out = tmp_path / "rows.csv", tmp_path / "out.json"
+    path.write_text(HEADER + row)
+    done = CliRunner().invoke(command, [str(path), "--out", str(out), "--jobs", "1", *flags], catch_exceptions=False)
+    assert done.exit_code == 1
+    assert done.output.startswith("Error: ")
+    assert message in done.output
+    assert not out.exists()
+
+
 def test_errors_are_medians_of_shares_with_the_bias_beside_them() -> None:
     run = Run(topology="1R", workload=measured()[0].run.workload, qps=1.0)
     cells = [Observation("1R", "c", 1.0, 10, 0.1, 0.1, 0.01, (run,)) for _ in range(3)]
@@ -174,6 +198,7 @@ def test_a_profile_is_checked_without_a_fit(tmp_path: Path) -> None:
     [
         ("config,workload\n", "column qps is missing"),
         (HEADER + "4R,odd_tiny,1,1,1,1,1,1,1,1,1,1,1,1,1,1,100,1\n", "line 2: workload 'odd_tiny'"),
+        (HEADER, "holds no cell whose requests all finished"),
         ("\x00", "is missing"),
     ],
 )

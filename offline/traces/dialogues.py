@@ -46,8 +46,7 @@ def read_dialogues(rows: Rows) -> list[TracedConversation]:
         if said is None:
             raise rows.error(where, "must have messages or conversations")
         turns = _turns([message for one in said if (message := one.message()).content])
-        if turns:
-            found.append(TracedConversation(str(number if dialogue.id is None else dialogue.id), None, turns))
+        found.append(TracedConversation(str(number if dialogue.id is None else dialogue.id), None, turns))
     return found
 
 

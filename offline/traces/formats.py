@@ -66,9 +66,9 @@ def detect(path: Path) -> Format:
 
 
 def read(path: Path) -> list[TracedConversation]:
-    """In the file's order; FormatError where it holds no conversation."""
+    """In the file's order, without those that have no turn; FormatError where none is left."""
     rows = Rows.load(path)
-    conversations = _READERS[_format(rows)](rows)
+    conversations = [one for one in _READERS[_format(rows)](rows) if one.turns]
     if not conversations:
         raise FormatError(f"{path}: holds no conversation")
     return conversations

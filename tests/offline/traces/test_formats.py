@@ -77,6 +77,8 @@ def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, content: str,
         (b"a,b,c\n1,2,3\n", "none of the known formats"),
         (b'[{"messages": []}', "not a JSON list"),
         (b'[{"messages": []}]', "holds no conversation"),
+        (b'{"id": "a", "block_size": 64, "requests": [{"type": "subagent", "in": 5}]}', "holds no conversation"),
+        (b'{"session_id": "a", "turns": []}', "holds no conversation"),
         (gzip.compress(b"x" * 5000, mtime=0)[:30], "not a whole gzip file"),
     ],
 )

@@ -79,7 +79,7 @@ def load(folder: Path, cell: str, method: str) -> dict[str, CellRecord]:
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             outcome = _LINE.decode(line)
-        except msgspec.DecodeError:
+        except files.UNREADABLE:
             logger.warning("%s:%d is damaged and left out", path, number)
             continue
         if outcome.method == method:
@@ -100,7 +100,7 @@ def forget(folder: Path, cell: str, modes: Collection[str], method: str, questio
     for line in path.read_bytes().splitlines():
         try:
             outcome = _LINE.decode(line)
-        except msgspec.DecodeError:
+        except files.UNREADABLE:
             outcome = None
         if outcome is None or outcome.mode not in modes or outcome.method != method:
             lines.append(line)

@@ -11,6 +11,8 @@ import msgspec
 from ppd.proxy.errors import FormatError
 from ppd.servers.fleet.topology import Topology
 
+from ..experiment.files import UNREADABLE
+
 
 class ListedWorker(msgspec.Struct, frozen=True):
     """One entry of `GET /admin/workers`, as far as it is needed here."""
@@ -39,7 +41,7 @@ class FleetView:
     def decode(cls, body: bytes) -> FleetView:
         try:
             return cls(msgspec.json.decode(body, type=_Listing).workers)
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        except UNREADABLE as exc:
             raise FormatError(f"/admin/workers: {exc}") from exc
 
     @property

@@ -12,6 +12,7 @@ import msgspec
 
 from ppd.proxy.errors import ConfigError
 
+from ..experiment.files import UNREADABLE
 from ..experiment.records import Record
 from ..load.client import cause, open_session
 from ..load.dialogue import check_lengths, too_short
@@ -95,7 +96,7 @@ async def _card(session: aiohttp.ClientSession, target: Target) -> _Card:
             async with session.get(target.at("/v1/models"), headers=target.headers()) as response:
                 status, body = response.status, await response.read()
         cards = msgspec.json.decode(body, type=_Cards).data if status == 200 else []
-    except msgspec.DecodeError as exc:
+    except UNREADABLE as exc:
         raise ConfigError(f"url: {target.url} does not list its models: its answer is something else") from exc
     except (aiohttp.ClientError, OSError, TimeoutError) as exc:
         raise ConfigError(f"url: {target.url} does not list its models: {cause(exc)}") from exc

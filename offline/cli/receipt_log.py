@@ -9,6 +9,7 @@ import msgspec
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.telemetry.receipts import receipt_lines
 
+from ..experiment.files import UNREADABLE
 from ..replay.past_turns import PastLog, read_log
 
 
@@ -42,7 +43,7 @@ def is_receipt_log(path: Path) -> bool:
             for _, line in receipt_lines(file):
                 try:
                     msgspec.json.decode(line, type=_Members)
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                except UNREADABLE:
                     if line.isspace() or not _is_json(line):
                         continue
                     return False
@@ -55,6 +56,6 @@ def is_receipt_log(path: Path) -> bool:
 def _is_json(line: bytes) -> bool:
     try:
         msgspec.json.decode(line, type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return False
     return True

@@ -21,6 +21,9 @@ from ppd.proxy.errors import ConfigError, FormatError
 T = TypeVar("T")
 Head = TypeVar("Head")
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What reading JSON or TOML raises that is damaged, or nested too deep."""
+
 _encoder = msgspec.json.Encoder()
 
 
@@ -46,7 +49,7 @@ def decode_rows(
         if found.version != version:
             raise FormatError(f"version: must be {version}, got {found.version}")
         return msgspec.json.decode(first, type=head), tuple(map(row, rows))
-    except (msgspec.DecodeError, ValueError, OSError, EOFError, zlib.error) as exc:
+    except (*UNREADABLE, ValueError, OSError, EOFError, zlib.error) as exc:
         raise FormatError(f"not a {kind} file: {exc}") from exc
     except ConfigError as exc:
         raise FormatError(f"not a {kind} file: {exc.message}") from exc

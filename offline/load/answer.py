@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from ..experiment.files import UNREADABLE
+
 DONE = b"[DONE]"  # the data of the last event
 LIMIT = 200  # characters of an error text
 _WINDOW = 16  # so many characters of the prompt in a row are a quotation
@@ -86,7 +88,7 @@ class Answer:
             return
         try:
             chunk = _CHUNK.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        except UNREADABLE as exc:
             self.error = self.error or f"an event cannot be read: {exc}"
             return
         if chunk.error is not None:
@@ -135,7 +137,7 @@ def error_message(body: bytes) -> str:
     """The message of an error body in any of the usual shapes; empty where it has none."""
     try:
         chunk = _CHUNK.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return ""
     if isinstance(chunk.error, _Failure):
         return chunk.error.message

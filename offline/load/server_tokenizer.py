@@ -11,6 +11,7 @@ import msgspec
 
 from ppd.proxy.errors import ConfigError
 
+from ..experiment.files import UNREADABLE
 from ..traces.turns import Message
 from .client import cause
 from .target import Target
@@ -61,5 +62,5 @@ class ServerTokenizer:
                     return _TOKENIZED.decode(await response.read()).tokens
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             raise ConfigError(f"/tokenize: no answer: {cause(exc)}") from exc
-        except msgspec.DecodeError as exc:
+        except UNREADABLE as exc:
             raise ConfigError(f"/tokenize: cannot be read: {exc}") from exc

@@ -18,6 +18,8 @@ from ppd.proxy.errors import ConfigError, FormatError
 from ppd.proxy.laws.profile_file import BUNDLED, ProfileFile, Status, bundled, find
 from ppd.proxy.laws.step_time import EngineProfile
 
+from ..experiment.files import UNREADABLE
+
 HARDWARE = "hardware.toml"
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -116,7 +118,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             return msgspec.toml.decode(path.read_bytes(), type=Hardware)
         except OSError as exc:
             raise FormatError(f"{path}: {exc.strerror}") from exc
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        except UNREADABLE as exc:
             raise FormatError(f"{path}: {exc}") from exc
 
 

@@ -19,7 +19,7 @@ import msgspec
 from ppd.proxy.errors import ConfigError, FormatError
 
 from ..experiment import records
-from ..experiment.files import write_whole
+from ..experiment.files import UNREADABLE, write_whole
 from ..experiment.records import Origin, RunResult
 from ..experiment.run import Run
 from .grid import HOW_OFTEN, Grid
@@ -181,5 +181,5 @@ def _read(path: Path) -> Sweep:
         raise FormatError(f"{path}: must be a sweep's folder: it has no sweep.json") from exc
     except OSError as exc:
         raise FormatError(f"{document}: {exc.strerror}") from exc
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except UNREADABLE as exc:
         raise FormatError(f"{document}: {exc}") from exc

@@ -37,6 +37,8 @@ from ppd.proxy.decision_table.format import (
 from ppd.proxy.decision_table.table import KIND, VERSION, DecisionTable
 from ppd.proxy.errors import FormatError
 
+from ..experiment.files import UNREADABLE
+
 _COUNTS = ("n_t1", "n_t2")
 _ARM_FIGURES = ("t2_ttft_avg", "t2_ttft_p50", "t2_ttft_p99", "t2_tpot_avg", "t2_tpot_p99")
 _FIGURES = ("qps", *_COUNTS, *_ARM_FIGURES, "success_pct")  # what a decision table needs
@@ -64,7 +66,7 @@ class GridDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def decode(data: bytes) -> GridDescription:
         try:
             return msgspec.toml.decode(data, type=GridDescription)
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        except UNREADABLE as exc:
             raise FormatError(f"grid description: {exc}") from exc
 
 

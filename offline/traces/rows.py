@@ -16,6 +16,8 @@ import msgspec
 
 from ppd.proxy.errors import FormatError
 
+from ..experiment.files import UNREADABLE
+
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Tokens = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -23,7 +25,6 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 T = TypeVar("T")
 
 _GZIP = b"\x1f\x8b"
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Rows:
@@ -58,7 +59,7 @@ class Rows:
         for _, document in self._documents(first=True):
             try:
                 return frozenset(msgspec.json.decode(document, type=dict[str, msgspec.Raw]))
-            except _UNREADABLE:
+            except UNREADABLE:
                 break
         return frozenset()
 
@@ -68,7 +69,7 @@ class Rows:
         for where, document in self._documents():
             try:
                 yield where, decoder.decode(document)
-            except _UNREADABLE as exc:
+            except UNREADABLE as exc:
                 raise self.error(where, str(exc)) from exc
 
     def csv(self, names: Sequence[str], optional: Sequence[str] = ()) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -124,7 +125,7 @@ class Rows:
     def _items(self) -> Iterator[tuple[str, bytes]]:
         try:
             items = msgspec.json.decode(self._data, type=list[msgspec.Raw])
-        except _UNREADABLE as exc:
+        except UNREADABLE as exc:
             raise FormatError(f"{self._path}: not a JSON list: {exc}") from exc
         for number, item in enumerate(items, 1):
             yield f"item {number}", bytes(item)
@@ -136,6 +137,6 @@ class Rows:
 def _is_json(data: bytes) -> bool:
     try:
         msgspec.json.decode(data, type=msgspec.Raw)
-    except _UNREADABLE:
+    except UNREADABLE:
         return False
     return True

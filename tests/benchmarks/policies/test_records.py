@@ -37,6 +37,16 @@ def test_a_line_that_was_not_finished_is_named_and_the_next_begins_anew(
     assert "chats.4R.usual.jsonl:2 is damaged" in caplog.text
 
 
+@pytest.mark.parametrize("line", [b'{"cell": "\xff"}', b'{"deep": ' + b"[" * 100_000, b"{}"])
+def test_a_line_that_is_no_record_is_passed_over_and_kept(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "chats.4R.usual.jsonl"
+    path.write_bytes(line + b"\n")
+    records.append(tmp_path, outcome("table"))
+    assert load(tmp_path).keys() == {"table"}
+    forget(tmp_path)
+    assert path.read_bytes() == line + b"\n"
+
+
 def test_what_was_measured_otherwise_does_not_count(tmp_path: Path) -> None:
     records.append(tmp_path, outcome("table", method="another profile"))
     assert load(tmp_path) == {}

@@ -108,7 +108,7 @@ def test_the_proxys_answer_is_read() -> None:
     assert FleetView.decode(json.dumps({"workers": [entry]}).encode()) == fleet("D1")
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"workers": [{"name": "D1"}]}'])
+@pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"workers": [{"name": "D1"}]}', b'{"deep":' + b"[" * 100_000])
 def test_an_answer_that_is_none_is_one_line(body: bytes) -> None:
     with pytest.raises(FormatError, match="/admin/workers: "):
         FleetView.decode(body)

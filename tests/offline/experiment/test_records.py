@@ -58,6 +58,8 @@ def test_ttft_counts_from_the_intended_time_and_a_failure_has_no_figures() -> No
         (encode(RESULT)[:-20], "not a ppd-run file"),
         (encode(RESULT)[:60] + bytes(40) + encode(RESULT)[100:], "not a ppd-run file"),
         (lines(b"{}"), "missing required field `version`"),
+        (lines(HEAD[:-1] + b',"deep":' + b"[" * 100_000), "not a ppd-run file"),
+        (lines(HEAD.replace(b"ppd-run", b"\xff")), "not a ppd-run file"),
         (lines(HEAD.replace(b'"version":1', b'"version":2'), FIRST, SECOND), "version: must be 1, got 2"),
         (lines(HEAD.replace(b"ppd-run", b"ppd-table")), "kind: must be 'ppd-run'"),
         (lines(HEAD.replace(b'"started"', b'"began"'), FIRST, SECOND), "unknown field `began`"),

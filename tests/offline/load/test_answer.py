@@ -60,6 +60,7 @@ TOKEN = b'{"choices":[{"text":"a"}]}'
         ((TOKEN, b'{"error":{"message":"out of blocks","code":500}}', DONE), "out of blocks"),
         ((TOKEN, b'{"error":{}}', DONE), "an error without a message"),
         ((TOKEN, b"{nonsense", USAGE, DONE), "an event cannot be read"),
+        ((TOKEN, b'{"deep":' + b"[" * 100_000, USAGE, DONE), "an event cannot be read"),
         ((), "the answer broke off"),
     ],
 )
@@ -84,6 +85,7 @@ def test_an_answer_of_any_length_is_whole_where_none_was_asked_for() -> None:
         (b'{"detail":"Not Found"}', "Not Found"),
         (b'{"detail":[{"msg":"field required"}]}', ""),
         (b"<html>Bad Gateway</html>", ""),
+        (b'{"deep":' + b"[" * 100_000, ""),
         (b"[1]", ""),
         (b"", ""),
     ],

@@ -143,6 +143,13 @@ def test_a_sweep_of_another_version_is_told_with_its_path(tmp_path: Path, change
     assert said in caught.value.message
 
 
+def test_a_sweep_nested_too_deep_is_told_with_its_path(tmp_path: Path) -> None:
+    document = created(tmp_path).path / "sweep.json"
+    document.write_text('{"version": 1, "kind": "ppd-sweep", "deep": ' + "[" * 100_000)
+    with pytest.raises(FormatError, match=r"sweep\.json: "):
+        SweepFolder(document.parent)
+
+
 def damage(path: Path, how: str) -> None:
     whole = path.read_bytes()
     match how:

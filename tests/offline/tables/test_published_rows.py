@@ -152,6 +152,7 @@ def test_the_pair_is_the_configuration_with_local_decoders(config: str, pair: st
         (b'kind = "ppd-grid"', b'kind = "x"', "kind"),
         (b'licence = "Apache-2.0"', b"", "missing required field `licence`"),
         (b"[axes]", b"[axes", "grid description: "),
+        (b'note = ""', b"note = " + b"[" * 100_000, "grid description: "),
         (b'note = ""', b"nota = 1", "nota|note"),
     ],
 )

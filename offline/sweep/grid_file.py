@@ -93,6 +93,12 @@ def _check(grid: Grid) -> None:
     if most >= shortest.new_tokens:
         allowed = f"must be below the {shortest.new_tokens} new tokens of first.{shortest.name}"
         raise ConfigError(f"shared_prefix_tokens = {most}: {allowed}")
+    named: dict[tuple[int, int], str] = {}
+    for later in grid.later:
+        if (other := named.setdefault((later.new_tokens, later.output_tokens), later.name)) != later.name:
+            raise ConfigError(
+                f"later.{later.name}: has the tokens of later.{other}, and a table has one place for both"
+            )
     for name, count in Counter(run.id for run in grid.runs(0)).items():
         if count > 1:
             raise ConfigError(f"two cells have the name {name.rpartition('-')[0]}: values too close, or names alike")

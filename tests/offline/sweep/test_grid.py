@@ -89,6 +89,10 @@ def test_a_trace_is_found_beside_the_grid(tmp_path: Path) -> None:
         (GOOD.replace("new_tokens = 16", "new = 16"), "later.tiny: object contains unknown field `new`"),
         (GOOD.replace("new_tokens = 16", "new_tokens = 0"), "later.tiny.new_tokens: expected `int` >= 1"),
         (GOOD.replace("tiny =", '"../tiny" ='), "later.../tiny: expected `str` matching regex"),
+        (
+            GOOD.replace("[later]", "[later]\nsame = { new_tokens = 16, output_tokens = 32 }"),
+            "later.tiny: has the tokens of later.same, and a table has one place for both",
+        ),
         ("seeds = 3\nmax_seeds = 2" + GOOD, "max_seeds = 2: must be at least seeds, 3"),
         ("seeds = 2.5" + GOOD, "seeds: expected `int`, got `float`"),
         ("precision = 2" + GOOD, "precision: expected `float` <= 1.0"),

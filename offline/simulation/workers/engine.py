@@ -128,6 +128,7 @@ class Engine:
 
     def fetched(self, job: SimulatedSequence, tokens: int) -> None:
         """The KV of so many tokens is here, which `job.pull` asked a cache for, and can be found from here on."""
+        self._count_steps()
         job.computed += tokens
         job.cached_tokens += tokens  # as vLLM reports it
         job.own_tokens -= self.cache.publish(first_of(job.prompt, job.computed), job.found)
@@ -145,6 +146,7 @@ class Engine:
 
     def pin(self, prompt: Sequence[Span]) -> list[Held]:
         """Takes what is cached of a prompt into use, for a worker that reads it, until `unpin`."""
+        self._count_steps()
         found = self.cache.share(prompt)[0]
         if self._jump is not None:  # it was planned with more memory
             self._attend()
@@ -175,6 +177,19 @@ class Engine:
             done = self._steps_within(self._timeline.now_s - start_s)
             if done < steps:
                 self._plan_jump(start_s, done)
+
+    def _count_steps(self) -> None:
+        """Of the jump, those that have been: what they wrote has its memory before others take more of it."""
+        if self._jump is None:
+            return
+        start_s, steps = self._jump
+        done = self._steps_within(self._timeline.now_s - start_s) - 1
+        written = done * len(self._decoding)
+        has_room = self.cache.reserve(written)
+        assert has_room, "the jump was planned with as much"
+        self._jump = (start_s + self._duration_s(done), steps - done)
+        self._tick += done
+        self._context += written
 
     def _begin(self) -> None:
         self._chunks = self._schedule()

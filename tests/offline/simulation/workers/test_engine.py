@@ -236,3 +236,27 @@ def test_an_embedding_that_was_sent_costs_nothing_and_one_that_is_cached_with_it
     bench.add(2, (Span(101, 40), Span(7, 8)), 1, came_s, media=images(1, 40))
     bench.run()
     assert bench.first[2] - came_s == pytest.approx(step_time_s(PROFILE, 0, 0, 8, attention_pairs(8, 40)))
+
+
+def test_what_is_read_meanwhile_costs_no_step_that_has_been() -> None:
+    """Of a prompt that was kept, the answers have taken some 40 tokens when another worker reads it, for an instant."""
+
+    def decoding(*, read: bool) -> Bench:
+        bench = Bench(capacity=1000)
+        bench.add(9, (Span(1, 600),), 1)
+        bench.run()
+        began_s = bench.timeline.now_s
+        for name in range(4):
+            bench.add(name, 50, 100, began_s)
+
+        def peek() -> None:
+            found = bench.engine.pin((Span(1, 600), Span(2, 1)))
+            assert sum(held.tokens for held in found) + 4 * 50 + 4 * 55 <= 1000
+            bench.engine.unpin(found)
+
+        if read:
+            bench.timeline.at(began_s + 0.6, peek)
+        bench.run()
+        return bench
+
+    assert decoding(read=True).last == pytest.approx(decoding(read=False).last)

@@ -33,7 +33,6 @@ class Routed:
     route: Route
     decode: SimulatedWorker  # the D, or the R of a REPLICA turn
     prefill: SimulatedWorker | None = None
-    claimed_tokens: int = 0  # of the prompt, that `decode` was believed to hold
     source: SimulatedWorker | None = None  # whose cache is asked first by the worker that computes the prompt
     reach_tokens: int = 0  # of the prompt's start, that it then should have
     prefilled: Callable[[int], None] = lambda cached: None  # P is done; it had found so many tokens cached

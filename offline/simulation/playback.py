@@ -149,20 +149,6 @@ class Window:
             self.open -= 1
             self.played.append(PlayedTurn(record, known_tokens, work))
 
-    @property
-    def computed_tokens(self) -> int:
-        """Of prompts, for the turns that are measured; those needed are what their sessions had not sent before."""
-        return sum(one.work.computed_tokens for one in self.played)
-
-    def link_bytes(self) -> dict[tuple[str, str], float]:
-        """KV sent for the turns that are measured, by sender and receiver."""
-        links: dict[tuple[str, str], float] = {}
-        for one in self.played:
-            for move in one.work.moves:
-                link = (move.sender, move.receiver)
-                links[link] = links.get(link, 0.0) + move.kv_bytes
-        return links
-
     def is_over(self, now_s: float) -> bool:
         return self.ends_s is not None and (self.open == 0 or now_s > self.ends_s + self.playback.grace_s)
 

@@ -202,7 +202,6 @@ class PolicyRouting:
             decision.route,
             self._workers[decision.decode.id],
             self._workers[decision.prefill.id] if decision.prefill is not None else None,
-            decision.cached_tokens,
             self._workers[decision.source.id] if decision.source is not None else None,
             attempt.reach_tokens,
             prefilled=attempt.prefilled,

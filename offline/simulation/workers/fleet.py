@@ -67,7 +67,6 @@ class SimulatedLeg:
 class FinishedPrefill:
     worker: SimulatedWorker
     job: SimulatedSequence
-    deadline_s: float
     arrives_s: float | None = None  # of KV that was pushed
     is_open: bool = True
 
@@ -83,7 +82,6 @@ class SimulatedFleet:
             SimulatedEncoder(timeline, f"{Role.ENCODE}{number + 1}", setup.encoder_item_s * setup.encoder_slowness)
             for number in range(topology.encoders)
         ]
-        self.expired_handoffs = 0
         self.restarted: Callable[[SimulatedWorker], None] = lambda worker: None
 
     def of(self, role: Role) -> list[SimulatedWorker]:
@@ -107,10 +105,10 @@ class SimulatedFleet:
         """Computes a prompt and its first token on P, and keeps the KV for `decode`."""
 
         def finished() -> None:
-            handoff = FinishedPrefill(worker, job, self._timeline.now_s + self._setup.lease_s)
+            handoff = FinishedPrefill(worker, job)
             if self._setup.profile.transfers is Transfers.WHOLE:
                 handoff.arrives_s = self._transfer(worker, decode, leg.prompt_tokens, leg.work)
-            self._timeline.at(handoff.deadline_s, self._expire, handoff)
+            self._timeline.after(self._setup.lease_s, self._close, handoff)
             worker.handoffs[handoff] = None
             handed_over(handoff)
 
@@ -202,17 +200,12 @@ class SimulatedFleet:
         return True
 
     def _transfer(self, sender: SimulatedWorker, to: SimulatedWorker, tokens: int, work: Work) -> float:
-        costs = sender.engine.profile
         if tokens:
-            work.moves.append(Move(sender.name, to.name, tokens, tokens * costs.kv_bytes_per_token))
-        return transfer(sender.sends, to.receives, costs, tokens, self._timeline.now_s)
-
-    def _expire(self, handoff: FinishedPrefill) -> None:
-        if handoff.is_open:
-            self.expired_handoffs += 1
-            self._close(handoff)
+            work.moves.append(Move(sender.name, to.name, tokens))
+        return transfer(sender.sends, to.receives, sender.engine.profile, tokens, self._timeline.now_s)
 
     def _close(self, handoff: FinishedPrefill) -> None:
+        """It was read, or has expired."""
         if handoff.is_open:
             handoff.is_open = False
             del handoff.worker.handoffs[handoff]

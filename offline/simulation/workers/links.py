@@ -22,7 +22,6 @@ class Move(NamedTuple):
     sender: str
     receiver: str
     tokens: int
-    kv_bytes: float
 
 
 @dataclass(slots=True)

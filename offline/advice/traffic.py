@@ -162,9 +162,9 @@ def traffic_of(turns: Iterable[PastTurn], model: str | None = None) -> Traffic:
         model = counts.most_common(1)[0][0] if counts else ""
     if model not in counts:
         raise ConfigError(f"model = {model!r}: must be {', '.join(sorted(counts)) or 'in the log'}", param="model")
-    grouped = defaultdict[str, list[PastTurn]](list)
-    for turn in by_model[model]:
-        grouped[turn.session].append(turn)
+    grouped = defaultdict[str | int, list[PastTurn]](list)  # those without a session are each alone
+    for number, turn in enumerate(by_model[model]):
+        grouped[turn.session or number].append(turn)
     whole = [ordered for one in grouped.values() if _begins(ordered := sorted(one, key=lambda turn: turn.arrived_s))]
     last_s = max(turn.answering.ended_s for turn in by_model[model])
     silence_s = _usual_silence_s(whole)

@@ -115,3 +115,8 @@ def test_a_prompt_that_the_engine_counted_as_empty_is_played_as_one_token() -> N
     found = traffic(turn("s", 1, 1000, 0, 0.0, prompt_tokens=0), turn("s", 2, 1300, 1050, 5.0, prompt_tokens=0))
     assert found.sessions[0].shared_tokens == 0
     assert [one.prompt_tokens for one in prompts_of(found)] == [1, 1]
+
+
+def test_turns_without_a_session_are_each_alone() -> None:
+    found = traffic_of(log_of(*(receipt("D1", 5.0 * number, session="") for number in range(12))).turns)
+    assert [len(one.turns) for one in found.sessions] == [1] * 12

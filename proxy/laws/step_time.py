@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ..errors import ConfigError
 
 FIRST_SEQUENCES = 8  # of a batch: from here on, another one costs less
+LONGEST_S = 3600.0  # of any cost
 HOST_TOKEN_S = 1e-6  # of host work per prompt token, cached or not: tokenizers read a million tokens a second
 
 
@@ -55,7 +56,10 @@ class EngineProfile:
         for name, value in costs.items():
             if value < 0:
                 raise ConfigError(f"{name} must not be negative, got {value}", param=name)
-        for name in ("transfer_bytes_per_s", "kv_bytes_per_token", "max_batched_tokens"):
+            if value > LONGEST_S and name.endswith("_s") and name != "transfer_bytes_per_s":
+                raise ConfigError(f"{name} must be at most {LONGEST_S:g} s, got {value:g}", param=name)
+        # What is predicted is divided by: no step, and so neither TTFT nor TPOT, takes no time.
+        for name in ("step_s", "transfer_bytes_per_s", "kv_bytes_per_token", "max_batched_tokens"):
             if costs[name] == 0:
                 raise ConfigError(f"{name} must be positive, got 0", param=name)
 

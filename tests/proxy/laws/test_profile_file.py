@@ -81,6 +81,8 @@ def test_a_block_that_is_not_whole_holds_nothing() -> None:
         (lambda d: d["costs"].pop("step_s"), r"costs\.step_s: is missing"),
         (lambda d: d["costs"].update(fly_s=1), r"costs\.fly_s: is unknown; the costs are attention_pair_s, "),
         (lambda d: d["costs"].update(step_s=-1), r"costs: step_s must not be negative, got -1"),
+        (lambda d: d["costs"].update(step_s=0), r"costs: step_s must be positive, got 0"),
+        (lambda d: d["costs"].update(request_s=1e300), r"costs: request_s must be at most 3600 s, got 1e\+300"),
         (lambda d: d["costs"].update(transfer_bytes_per_s=0), r"costs: transfer_bytes_per_s must be positive"),
         (lambda d: d["costs"].update(step_s="fast"), r"\$\.costs\.step_s"),
         (lambda d: d["costs"].update(kv_bytes_per_token=1.5), r"\$\.costs\.kv_bytes_per_token"),

@@ -31,7 +31,6 @@ from .cells import Cell
 from .records import AtRate, CellRecord
 from .variants import CellSetting, varied
 
-LEAST_RPS, MOST_RPS = 0.001, 1000.0  # sessions a second, of a search
 AT_RATE_SEEDS = 3
 HEAR_TPOT = frozenset({Mode.SLO.value, ORACLE})  # they decide by the TPOT that is asked for, all others alike
 
@@ -139,9 +138,6 @@ class Search:
     def _highest(self, question: Question, seed: int, near: float | None) -> float:
         return highest_rate(
             lambda rate: self.passes(question, seed, rate),
-            first=1.0,
-            least=LEAST_RPS,
-            most=MOST_RPS,
             precision=self._method.precision,
             near=near,
         ).rate

@@ -25,7 +25,6 @@ from .contenders import Contender, Setting
 from .traffic import Traffic
 
 AS_IT_IS = Setting()  # as the profile and the mode have it by default
-LEAST_RPS, MOST_RPS = 1e-3, 1e3  # sessions a second, of a search
 MOST_WORKERS = 1024  # of a fleet that is played
 
 
@@ -96,8 +95,6 @@ class Trying:
         elif job.bar is None or trials.passes(job.bar, self._conditions.slo):
             found = trials.goodput(
                 self._conditions.slo,
-                least=LEAST_RPS,
-                most=MOST_RPS,
                 precision=job.precision,
                 near=job.near if job.bar is None else job.bar,
                 is_late=partial(self._is_late, job),

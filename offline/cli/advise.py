@@ -22,7 +22,8 @@ from ..advice.interval import Interval, rounded
 from ..advice.processes import TryingProcesses
 from ..advice.search import Standing
 from ..advice.traffic import traffic_of
-from ..advice.trying import LEAST_RPS, MOST_RPS, MOST_WORKERS, Conditions, Figures
+from ..advice.trying import MOST_WORKERS, Conditions, Figures
+from ..goodput.highest_rate import LEAST_RPS, MOST_RPS
 from ..goodput.modes import SIMULATED
 from ..replay.past_turns import PastLog
 from .receipt_log import opened

@@ -19,7 +19,7 @@ from ppd.servers.fleet.topology import Topology
 
 from ..advice.interval import Interval
 from ..advice.traffic import traffic_of
-from ..advice.trying import LEAST_RPS, MOST_RPS, MOST_WORKERS
+from ..advice.trying import MOST_WORKERS
 from ..goodput.modes import NAMES, proxy_setup
 from ..goodput.slo import Attainment
 from ..goodput.trials import Trials
@@ -115,7 +115,7 @@ def _prompts(source: Path, most_tokens: int, most_pause_s: float) -> TracedPromp
 
 
 def _searched(trials: Trials, flags: SloFlags, seed: int, precision: float, near: float | None) -> Found:
-    found = trials.goodput(flags.slo, least=LEAST_RPS, most=MOST_RPS, precision=precision, near=near or None)
+    found = trials.goodput(flags.slo, precision=precision, near=near or None)
     met = trials.met_at(found.rate, flags.slo) if found.rate else None
     return Found(seed=seed, rate=found.rate, failed=found.failed, windows=trials.played, at_rate=met)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ppd.proxy.errors import ConfigError
 
+LEAST_RPS, MOST_RPS = 1e-3, 1e3  # sessions a second, between which a goodput is sought
 FACTOR = 2.0  # between the rates that are tried until the highest is between two of them
 
 
@@ -24,9 +25,9 @@ class HighestRate:
 def highest_rate(
     passes: Callable[[float], bool],
     *,
-    first: float,
-    least: float,
-    most: float,
+    first: float = 1.0,
+    least: float = LEAST_RPS,
+    most: float = MOST_RPS,
     precision: float = 0.02,
     near: float | None = None,
     is_late: Callable[[], bool] = lambda: False,

@@ -10,7 +10,7 @@ from ..simulation.routing import ProxySetup
 from ..simulation.setup import Setup
 from ..simulation.simulate import play
 from ..simulation.traced_prompts import TracedPrompts
-from .highest_rate import HighestRate, highest_rate
+from .highest_rate import LEAST_RPS, MOST_RPS, HighestRate, highest_rate
 from .slo import Attainment, Slo, attainment
 from .windows import JudgedWindow, TurnPace, bounds
 
@@ -52,8 +52,8 @@ class Trials:
         slo: Slo,
         *,
         first: float = 1.0,
-        least: float = 1e-3,
-        most: float = 1e3,
+        least: float = LEAST_RPS,
+        most: float = MOST_RPS,
         precision: float = 0.02,
         near: float | None = None,
         is_late: Callable[[], bool] = lambda: False,

@@ -61,7 +61,10 @@ def traced_prompts(
     tree, addresses = TokenTree(), _Addresses()
     lives = [life for one in conversations if (life := _within(_Life.of(one, addresses), most_tokens)).turns]
     if not lives:
-        raise ConfigError(f"trace: no conversation begins with a prompt of at most {most_tokens} tokens", param="trace")
+        raise ConfigError(
+            f"trace: no conversation begins with a prompt of at most {most_tokens} tokens, answer included",
+            param="trace",
+        )
     for life in lives:
         for whole, prompt_tokens in zip(life.wholes, life.prompt_tokens, strict=True):
             tree.add(whole, (prompt_tokens, _tokens(whole)))

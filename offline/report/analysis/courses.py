@@ -89,5 +89,5 @@ def _courses(
 def _step(at: float, estimates: Sequence[Estimate]) -> CoursePoint:
     halves = [estimate.half_width for estimate in estimates]
     known = [half for half in halves if half is not None]
-    half = math.hypot(*known) / len(known) if len(known) == len(halves) else None
+    half = math.hypot(*sorted(known)) / len(known) if len(known) == len(halves) else None
     return CoursePoint(at, sum(sorted(estimate.mean for estimate in estimates)) / len(estimates), half, len(estimates))

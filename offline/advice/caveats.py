@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from ppd.proxy.config import Mode
+from ppd.proxy.laws.accuracy import STALE
 from ppd.proxy.laws.profile_file import ProfileFile, Status
 from ppd.proxy.policy import Rules
 
@@ -19,7 +20,6 @@ from .traffic import MOST_SESSIONS, MOST_SILENCE_S, Traffic
 FEW_SESSIONS = 300
 MANY = 0.05  # of the turns or sessions: from so many on it is told
 BURSTY = 1.5
-STALE = 0.3
 JUDGED_TURNS = 5000  # the last of a log, that are compared with the profile
 
 

@@ -11,9 +11,7 @@ from ppd.proxy.errors import ConfigError
 
 from ..load.script import Script
 from ..load.server_tokenizer import Tokenizer
-from ..traces.turns import Blocks, TracedConversation, TracedTurn
-
-CHARACTERS_PER_TOKEN = 4  # of a recorded answer, where nobody can count its tokens
+from ..traces.turns import CHARACTERS_PER_TOKEN, Blocks, TracedConversation, TracedTurn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

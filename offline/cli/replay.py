@@ -14,6 +14,7 @@ from rich.text import Text
 from ppd.proxy.cli.table_view import columns, show
 from ppd.proxy.config import Mode, ProxyConfig, build
 from ppd.proxy.errors import ConfigError, PPDError
+from ppd.proxy.laws.accuracy import STALE
 from ppd.proxy.laws.profile_file import find
 from ppd.proxy.laws.targets import ALLOWED_TARGETS, GivenTargets, given_targets
 from ppd.proxy.settings import Settings
@@ -21,7 +22,7 @@ from ppd.proxy.settings import Settings
 from ..goodput.modes import SIMULATED
 from ..replay.past_beliefs import SessionLimits
 from ..replay.replay import replay
-from ..replay.summary import STALE, Difference, Summary, summary
+from ..replay.summary import Difference, Summary, summary
 from .receipt_log import opened
 
 CAVEAT = "Each turn is decided by itself, with all others as they went: what a fleet would come to, a simulation tells."

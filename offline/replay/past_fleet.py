@@ -21,14 +21,14 @@ from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, Wor
 from .past_turns import LegTimes, PastTurn, workers_of
 
 UNUSED_S = 60.0  # for which a worker is believed to be there without a leg, before the first and after the last
-USUAL_CAPACITY_TOKENS = 400_000  # of a worker without a profile
 CLOCK_S = 0.001  # receipts tell times to the millisecond, so a turn may seem to come before the answer before it ended
 
 
 class PastFleet:
     """Play the turns in the log's order: `at` each, then `begin` it."""
 
-    def __init__(self, turns: Iterable[PastTurn], capacity_tokens: int = USUAL_CAPACITY_TOKENS) -> None:
+    def __init__(self, turns: Iterable[PastTurn], capacity_tokens: int) -> None:
+        """capacity_tokens: of KV, on each worker."""
         self._registry = Registry()
         self._capacity_tokens = capacity_tokens
         self._events: list[tuple[float, int, Callable[[float], None]]] = []

@@ -18,7 +18,6 @@ LARGE = 20_000  # sessions, from which on fewer draws do
 LARGE_DRAWS = 200
 SEED = 17
 LEAST_SESSIONS = 10  # fewer give no interval: too few draws differ
-STALE = 0.3  # median error of the laws, from which on predicted differences say little
 
 Numbers = NDArray[np.float64]
 

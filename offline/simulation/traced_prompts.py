@@ -15,11 +15,10 @@ from itertools import pairwise
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.sessions.token_estimates import DEFAULT_OUTPUT_TOKENS
 
-from ..traces.turns import RecordedPrompt, TracedConversation, TracedTurn, runs_of
+from ..traces.turns import CHARACTERS_PER_TOKEN, RecordedPrompt, TracedConversation, TracedTurn, runs_of
 from .token_tree import TokenRange, TokenTree, Unit, cut_at, in_common, joined
 from .workers.kv_cache import Span
 
-CHARACTERS_PER_TOKEN = 4  # of messages, where the trace has texts and no lengths
 LEAST_SHARERS = 3  # conversations that begin alike have a system prompt or tools in common, and no message
 
 

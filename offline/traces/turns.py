@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+CHARACTERS_PER_TOKEN = 4  # of a text, where nobody counts its tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Message:

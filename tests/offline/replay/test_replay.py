@@ -32,7 +32,7 @@ def again(*receipts: Receipt, mode: Mode = Mode.SLO, capacity_tokens: int = 400_
 
 def fleet_at(seconds: float, *receipts: Receipt) -> Any:
     turns = log_of(*receipts).turns
-    fleet = PastFleet(turns)
+    fleet = PastFleet(turns, 400_000)
     for turn in turns:
         if turn.decided_s - BEGAN_S <= seconds:
             fleet.at(turn.decided_s, "m")

@@ -213,3 +213,24 @@ def test_a_session_begins_where_most_kv_is_free() -> None:
     short = [receipt("D2", session=f"short{n}", legs=[leg(Leg.LOCAL, "D2", 0.0, 0.1, 20.0)]) for n in range(2)]
     compared = again(long, *short, *(receipt("D1", 2.0 + 2 * n, session=f"s{n}") for n in range(8)), mode=Mode.FREE_KV)
     assert compared.changes["LOCAL", Route.LOCAL] >= 8
+
+
+ODD = [
+    receipt("P1 D1", 0.0),
+    receipt("D1", 0.05, session="b", ended_s=None, legs=[leg(Leg.LOCAL, "D1", 0.0, None, 0.0)]),
+    receipt(
+        "P1 D1", 0.1, session="c", legs=[leg(Leg.PREFILL, "P1", 0.0, 0.5, 9.0), leg(Leg.DECODE, "D1", 0.2, 0.3, 0.4)]
+    ),
+    receipt("P1 D1", 0.2, session="d", route="READBACK", outcome="failed"),
+    receipt("D1", 0.3, session="e", legs=[leg(Leg.LOCAL, "D1", 0.0, 5.0, 1.0)]),
+]
+
+
+def test_when_all_have_ended_nothing_is_under_way() -> None:
+    """Also where a leg's times contradict each other."""
+    views = fleet_at(20.0, *ODD, receipt("P1 D1", 30.0)).views
+    for view in views.values():
+        assert (view.inflight, view.decoding, view.context_tokens, view.reserved_tokens) == (0, 0, 0, 0)
+        assert (view.prefills, view.queued_prefill_tokens, view.queued_prefill_s) == (0, 0, 0.0)
+        assert max(view.sends_free_s, view.receives_free_s) <= BEGAN_S + 20.0
+        assert view.load.kv_usage == 0.0

@@ -25,7 +25,6 @@ from .contenders import Contender, Setting
 from .traffic import Traffic
 
 AS_IT_IS = Setting()  # as the profile and the mode have it by default
-MOST_WORKERS = 1024  # of a fleet that is played
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

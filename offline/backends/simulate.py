@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ppd.proxy.errors import PPDError
+from ppd.servers.fleet.topology import Topology
 
 from ..experiment.records import Outcome, Record, RunResult
 from ..experiment.run import Run
-from ..simulation.setup import Setup
+from ..simulation.setup import MOST_WORKERS, Setup
 from ..simulation.simulate import simulate
 from ..sweep.backend import Survey
 from ..sweep.loop import utc_now
@@ -32,8 +33,10 @@ class SimulateBackend:
         self._plan = plan
 
     def survey(self, samples: tuple[Run, ...]) -> Survey:
-        # Every topology can be simulated.
-        return Survey("simulated", self._plan.setup.origin(samples[0]))
+        asked = (run.topology for run in samples)
+        too_large = [name for name in asked if Topology.parse(name).workers > MOST_WORKERS]
+        unfit = tuple((name, f"{MOST_WORKERS:,} workers at most are simulated") for name in too_large)
+        return Survey("simulated", self._plan.setup.origin(samples[0]), unfit)
 
     def measure(self, run: Run) -> RunResult:
         started, began_s = utc_now(), time.monotonic()

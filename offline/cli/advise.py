@@ -22,10 +22,11 @@ from ..advice.interval import Interval, rounded
 from ..advice.processes import TryingProcesses
 from ..advice.search import Standing
 from ..advice.traffic import traffic_of
-from ..advice.trying import MOST_WORKERS, Conditions, Figures
+from ..advice.trying import Conditions, Figures
 from ..goodput.highest_rate import LEAST_RPS, MOST_RPS
 from ..goodput.modes import SIMULATED
 from ..replay.past_turns import PastLog
+from ..simulation.setup import MOST_WORKERS
 from .receipt_log import opened
 from .slo_flags import SloFlags, slo_flags, target_text
 

@@ -19,12 +19,11 @@ from ppd.servers.fleet.topology import Topology
 
 from ..advice.interval import Interval
 from ..advice.traffic import traffic_of
-from ..advice.trying import MOST_WORKERS
 from ..goodput.modes import NAMES, proxy_setup
 from ..goodput.slo import Attainment
 from ..goodput.trials import Trials
 from ..simulation.playback import Playback
-from ..simulation.setup import Setup
+from ..simulation.setup import MOST_WORKERS, Setup
 from ..simulation.traced_prompts import TracedPrompts, traced_prompts
 from ..traces.formats import UnknownFormat, read
 from .receipt_log import is_receipt_log, opened

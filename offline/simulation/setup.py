@@ -18,6 +18,8 @@ from ..experiment.run import Run
 from .modelled_hardware import profile_for
 from .workers.encoder import ENCODER_ITEM_S
 
+MOST_WORKERS = 1024  # of a fleet that is simulated
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:

@@ -198,19 +198,23 @@ class BlockIndex:
             return "other_group"
         if stored.block_tokens != self._block_tokens:
             return "partial_block"
-        if stored.parent is None:
-            place = _NO_RUN
-        elif (known := self._places.get(stored.parent)) is None:
-            return "unknown_parent"
-        else:
-            place = known + 1
-            self._heal(place)
-        end = self._follow(place, stored)
-        if isinstance(end, str):
-            return end
+        end = self._end(stored)
         if stored.session is not None:
-            self._name(stored.session, end)
-        return None
+            if isinstance(end, int):
+                self._name(stored.session, end)
+            else:
+                self._sessions.pop(stored.session, None)  # its newest prompt is another one than what was told before
+        return None if isinstance(end, int) else end
+
+    def _end(self, stored: Stored) -> int | str:
+        """The place after these blocks; or why there is none."""
+        if stored.parent is None:
+            return self._follow(_NO_RUN, stored)
+        parent = self._places.get(stored.parent)
+        if parent is None:
+            return "unknown_parent"
+        self._heal(parent + 1)
+        return self._follow(parent + 1, stored)
 
     def _heal(self, place: int) -> None:
         """All blocks before this place are there."""

@@ -151,6 +151,13 @@ class EngineCaches:
         """Of all ranks that were heard."""
         return self._streams.get(worker, {}).values()
 
+    def renew(self, worker: WorkerId) -> None:
+        """Its engine has started over: nothing is known, and what is still read of the one before counts no more."""
+        ranks = list(self._streams.get(worker, ()))
+        self.drop(worker)
+        for rank in ranks:
+            self.stream(worker, rank)
+
     def drop(self, worker: WorkerId) -> None:
         self._streams.pop(worker, None)
         self._awaited.pop(worker, None)

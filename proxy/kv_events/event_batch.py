@@ -177,6 +177,14 @@ def rank_of(payload: bytes | memoryview) -> int:
         raise FormatError("KV events: not a batch") from exc
 
 
+def time_of(payload: bytes | memoryview) -> float:
+    """When a batch was made, on the engine's clock; FormatError for what is no batch."""
+    try:
+        return _RANK.decode(payload).ts
+    except _UNREADABLE as exc:
+        raise FormatError("KV events: not a batch") from exc
+
+
 def _event(raw: msgspec.Raw) -> _Event | None:
     """None for a type that is not known."""
     view = memoryview(raw)

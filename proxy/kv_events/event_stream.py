@@ -8,11 +8,12 @@ time, another process counts now, whose cache began empty. A gap that stays open
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from enum import Enum, auto
 
 from ..errors import FormatError
 from .block_index import BlockIndex
-from .event_batch import Cleared, EventBatch, Removed, decode
+from .event_batch import Cleared, EventBatch, Removed, decode, time_of
 
 
 class Order(Enum):
@@ -41,7 +42,7 @@ class EventStream:
         self.expected: int | None = None  # the number of the next batch; None: any
         self._last_live = -1
         self._last_time_s = 0.0
-        self._has_replayed = False  # the replay under way has brought a batch
+        self._is_joined = False  # the replay under way goes on from the batch that was taken last, or from none
 
     def held(self, session: int) -> int | None:
         return None if self.is_behind else self.index.held(session)
@@ -70,8 +71,11 @@ class EventStream:
         return Order.AGAIN if sequence > self._last_live else Order.RESTART
 
     def take(self, sequence: int, payload: bytes | memoryview) -> None:
-        """The next batch. FormatError, and no change, if it can't be read."""
-        self._apply(sequence, decode(payload, reads_tokens=self._reads_tokens))
+        """The next batch. FormatError, and no change, if it can't be read, or is older than the one before."""
+        batch = decode(payload, reads_tokens=self._reads_tokens)
+        if batch.time_s < self._last_time_s:
+            raise FormatError("KV events: a batch of before the last one")
+        self._apply(sequence, batch)
         self._last_live = sequence
 
     def skip(self, sequence: int) -> None:
@@ -79,9 +83,13 @@ class EventStream:
         self.index.forget()
         self.expected, self._last_live = sequence + 1, sequence
 
-    def pass_over(self, sequence: int) -> None:
-        """A batch that a replay has brought already."""
+    def pass_over(self, sequence: int, payload: bytes | memoryview) -> bool:
+        """A batch that a replay has brought already; False if it is younger than all that came, so that it is not."""
+        with suppress(FormatError):  # the replay's may be readable
+            if time_of(payload) > self._last_time_s:
+                return False
         self._last_live = sequence
+        return True
 
     def restarted(self) -> None:
         """Another process publishes now. Its cache was empty at its number 0, which is expected next."""
@@ -91,7 +99,7 @@ class EventStream:
     def lost(self) -> None:
         """What is missing can't be had: any batch may come next, and only what it says is known."""
         self.index.forget()
-        self.expected = None
+        self.expected, self._last_time_s = None, 0.0
 
     def resume(self, sequence: int) -> None:
         """What comes before this batch is given up."""
@@ -102,22 +110,23 @@ class EventStream:
 
     def replay_from(self) -> int:
         """Where a replay is to begin; it is then read by `replayed` and `replay_ended`."""
-        self._has_replayed = False
+        self._is_joined = False
         return max(0, (self.expected or 0) - 1)
 
     def replayed(self, sequence: int, payload: bytes | memoryview) -> Replay:
         """One batch of a replay, in the publisher's order. FormatError, and nothing is known, if it can't be read."""
-        is_first, self._has_replayed = not self._has_replayed, True
         expected = self.expected or 0
-        if is_first and sequence == expected - 1:
-            if decode(payload).time_s == self._last_time_s:
-                return Replay.OPEN
-            self.restarted()
-            return Replay.AGAIN
-        if sequence > expected:
-            if not is_first:
-                return Replay.AGAIN  # the publisher sent faster than was read
-            self.resume(sequence)  # it keeps no older ones
+        if sequence == expected - 1:
+            if time_of(payload) != self._last_time_s:
+                self.restarted()
+                return Replay.AGAIN
+            self._is_joined = True
+        elif sequence >= expected and not self._is_joined:
+            if sequence:
+                self.resume(sequence)  # it keeps no older ones, so nothing shows that it is the same publisher
+            self._is_joined = True
+        elif sequence > expected:
+            return Replay.AGAIN  # the publisher sent faster than was read
         if sequence >= expected:
             try:
                 batch = decode(payload, reads_tokens=self._reads_tokens)
@@ -129,7 +138,7 @@ class EventStream:
         return Replay.OPEN
 
     def replay_ended(self) -> Replay:
-        if self._has_replayed or not self.expected:
+        if self._is_joined or not self.expected:
             return Replay.CLOSED
         self.restarted()  # it has not come as far as the batch that was taken last
         return Replay.AGAIN

@@ -28,9 +28,9 @@ _END = (-1).to_bytes(SEQUENCE_BYTES, signed=True)
 
 async def replay(
     context: zmq.asyncio.Context,
+    throttle: Throttle,
     endpoint: str,
     stream: EventStream,
-    throttle: Throttle,
     dropped: Callable[[str], None],
 ) -> bool:
     """Whether nothing is missing any more. endpoint: empty: the publisher replays nothing. dropped(why): a batch."""

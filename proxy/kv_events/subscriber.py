@@ -24,8 +24,8 @@ from ..runtime.tasks import Background, Throttle
 from ..telemetry.metrics import Metrics
 from .engine_caches import EngineCaches
 from .event_batch import rank_of
-from .replay import set_options
-from .subscription import Frames, Publisher, Subscription, has_more
+from .replay import replay, set_options
+from .subscription import UNHEARD_MS, Frames, Publisher, Replayer, Subscription, has_more
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +93,10 @@ class EventSubscriber:
         self._has_context = True
         return context
 
+    @property
+    def _replay(self) -> Replayer:
+        return partial(replay, self._context, self._throttle)
+
     async def run(self) -> None:
         while True:
             views = {view.id: view for view in self._registry.views()}
@@ -108,7 +112,7 @@ class EventSubscriber:
     async def run_bound(self) -> None:
         """Reads the port to which engines connect."""
         assert self.bound is not None, "open was called"
-        subscription = Subscription(self._context, self._throttle, self._metrics, self._sender)
+        subscription = Subscription(self._replay, self._throttle, self._metrics, self._sender)
         try:
             while True:
                 await self.bound.poll()
@@ -154,10 +158,14 @@ class EventSubscriber:
     async def _subscribe(self, worker: Worker, rank: int) -> None:
         source = worker.kv_events.of_rank(rank)
         publisher = Publisher(self._caches.stream(worker.id, rank), worker.role, source.replay_endpoint)
-        subscription = Subscription(self._context, self._throttle, self._metrics, lambda _: publisher)
-        by_ipv6 = await asyncio.to_thread(is_ipv6, source.endpoint)
-        with self._socket(by_ipv6=by_ipv6) as socket:
-            await subscription.run_connected(socket, source.endpoint, publisher)
+        unheard_ms: int | None = UNHEARD_MS
+        while True:
+            by_ipv6 = await asyncio.to_thread(is_ipv6, source.endpoint)
+            subscription = Subscription(self._replay, self._throttle, self._metrics, lambda _: publisher, unheard_ms)
+            with self._socket(by_ipv6=by_ipv6) as socket:
+                await subscription.run_connected(socket, source.endpoint, publisher)
+            unheard_ms = None
+            await asyncio.sleep(RECONNECT_MS / 1000)
 
     def _socket(self, *, by_ipv6: bool) -> zmq.asyncio.Socket:
         socket = self._context.socket(zmq.SUB)
@@ -201,5 +209,4 @@ class EventSubscriber:
             view = views.get(worker)
             if view is not None and view.incarnation != incarnation:
                 self._connected[worker] = view.incarnation
-                for stream in self._caches.streams(worker):
-                    stream.lost()
+                self._caches.renew(worker)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import zmq
@@ -20,7 +20,7 @@ from ..runtime.message_parts import MessageParts
 from ..runtime.tasks import Throttle
 from ..telemetry.metrics import Metrics
 from .event_stream import EventStream, Order
-from .replay import SEQUENCE_BYTES, replay
+from .replay import SEQUENCE_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,8 @@ class Publisher:
 Frames = Sequence[zmq.Frame]
 Sender = Callable[[Frames], Publisher | str]
 """The publisher of a message, or why it is dropped."""
+Replayer = Callable[[str, EventStream, Callable[[str], None]], Awaitable[bool]]
+"""Of an endpoint, to a stream: whether nothing is missing then. See `replay`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,54 +86,64 @@ class Subscription:
 
     def __init__(
         self,
-        context: zmq.asyncio.Context,
+        replay: Replayer,
         throttle: Throttle,
         metrics: Metrics,
         sender: Sender,
-        unheard_ms: int = UNHEARD_MS,
+        unheard_ms: int | None = UNHEARD_MS,
         place_s: float = PLACE_S,
     ) -> None:
+        """unheard_ms: after how long without a first connection the log says so; None: never."""
         self._unheard_ms = unheard_ms
         self._place_s = place_s
-        self._context = context
+        self._replay = replay
         self._throttle = throttle
         self._metrics = metrics
         self._sender = sender
         self._messages: MessageParts | None = None  # of the socket, once it is read
+        self._monitor: zmq.asyncio.Socket | None = None  # of a socket that connects
         self._waiting: dict[EventStream, _Waiting] = {}  # streams whose gaps are closed apart
         self._closing: set[asyncio.Task[None]] = set()
         self._at_once = asyncio.Semaphore(CLOSED_AT_ONCE)
 
     async def run_connected(self, socket: zmq.asyncio.Socket, endpoint: str, publisher: Publisher) -> None:
-        """A socket that connects to one publisher, until cancelled. Says once if there is none."""
+        """A socket that connects to one publisher, until that has gone. Says once if there is none.
+
+        A connection is one process. What still waits in the socket after it may be older than what the next one
+        replays, so that gets another socket.
+        """
         monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._monitor = monitor
         poller, is_connected = zmq.asyncio.Poller(), False
         poller.register(socket, zmq.POLLIN)
         poller.register(monitor, zmq.POLLIN)
         socket.connect(endpoint)  # now that its events are seen
         stream = publisher.stream
-        wait_ms: int | None = self._unheard_ms
+        wait_ms = self._unheard_ms
         try:
             while True:
                 ready = dict(await poller.poll(wait_ms))
                 wait_ms = None
                 if monitor in ready:
                     event = parse_monitor_message(await monitor.recv_multipart())["event"]
-                    is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
                     stream.is_behind = True
-                    if is_connected:
-                        await self._catch_up(publisher)
+                    if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                        is_connected = True
+                        await self.catch_up(publisher)
                         wait_ms = AGAIN_MS if publisher.replay_endpoint else None
+                    elif is_connected:
+                        return
                 elif socket in ready:
                     await self.read(socket)
                 elif is_connected:
-                    await self._catch_up(publisher)
+                    await self.catch_up(publisher)
                 else:
                     log.warning("no KV events come from %s: nobody answers there", endpoint)
                 stream.is_behind = not is_connected or has_more(socket)
         finally:
             stream.is_behind = True
             socket.disable_monitor()
+            monitor.close()
 
     async def read(self, socket: zmq.asyncio.Socket) -> None:
         """One slice of what waits, and the gap that it may have met."""
@@ -171,7 +183,7 @@ class Subscription:
                     await self._close_gap(gap)
                 elif not waiting.batches:
                     waiting.is_full = False
-                    await self._catch_up(publisher)
+                    await self.catch_up(publisher)
                 async with self._throttle.slice() as until_s:
                     gap = self._taken(waiting, until_s)
             stream.is_behind = has_more(socket)
@@ -198,7 +210,8 @@ class Subscription:
     def _slice(self, messages: MessageParts, until_s: float) -> _Held | None:
         while time.perf_counter() < until_s:
             frames = messages.next(until_s)
-            if frames is None:
+            # ZeroMQ connects again by itself, and tells of a connection's end before it hands out what the next brings.
+            if frames is None or (self._monitor is not None and has_more(self._monitor)):
                 break
             publisher = self._sender(frames) if _is_event(frames) else "foreign"
             if isinstance(publisher, str):
@@ -219,8 +232,7 @@ class Subscription:
             stream.restarted()
         match stream.order(held.sequence):
             case Order.AGAIN:
-                stream.pass_over(held.sequence)
-                return True
+                return stream.pass_over(held.sequence, held.payload)
             case Order.NEXT:
                 try:
                     stream.take(held.sequence, held.payload)
@@ -235,15 +247,15 @@ class Subscription:
     async def _close_gap(self, held: _Held) -> None:
         publisher, stream = held.publisher, held.publisher.stream
         stream.is_behind = True
-        await self._catch_up(publisher)
-        match stream.order(held.sequence):
-            case Order.AGAIN:
-                stream.pass_over(held.sequence)
+        is_closed = await self.catch_up(publisher)
+        order = stream.order(held.sequence)
+        if order is Order.AGAIN and stream.pass_over(held.sequence, held.payload):
+            return
+        if order is not Order.NEXT:
+            if is_closed:  # the publisher that replays has not published this: one of the two counts no more
+                stream.lost()
                 return
-            case Order.NEXT:
-                pass
-            case _:
-                stream.resume(held.sequence)
+            stream.resume(held.sequence)
         try:
             stream.take(held.sequence, held.payload)
         except FormatError:
@@ -251,8 +263,8 @@ class Subscription:
             stream.skip(held.sequence)
         self._count(publisher)
 
-    async def _catch_up(self, publisher: Publisher) -> None:
-        """Has the publisher replay what is missing; without that nothing is known."""
+    async def catch_up(self, publisher: Publisher) -> bool:
+        """Has the publisher replay what is missing, and says whether it has; without that nothing is known."""
         is_first = publisher.stream.is_new
         closed = await self._replayed(publisher)
         if not closed:
@@ -260,6 +272,7 @@ class Subscription:
         if not is_first:
             self._metrics.kv_event_gaps.labels("closed" if closed else "open").inc()
         self._count(publisher)
+        return closed
 
     async def _replayed(self, publisher: Publisher) -> bool:
         """Whether nothing is missing any more. What a replay has brought counts, though it may not have ended."""
@@ -268,7 +281,7 @@ class Subscription:
             async with self._at_once:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._place_s):
-                        return await replay(self._context, endpoint, stream, self._throttle, self._dropped)
+                        return await self._replay(endpoint, stream, self._dropped)
         return False
 
     def _count(self, publisher: Publisher) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from ppd.proxy.kv_events.engine_caches import EngineCaches
 from ppd.proxy.kv_events.subscriber import EventSubscriber
 from ppd.proxy.runtime.tasks import Background
 from ppd.proxy.telemetry.metrics import Metrics
+from ppd.servers.sim.engine.kv_events import KvEventPublisher
 
 
 def has_ipv6() -> bool:
@@ -81,6 +82,8 @@ class Sender:
         self._context.destroy(linger=0)
 
 
+ANY = "tcp://127.0.0.1:*"
+ANY_IPV6 = "tcp://[::1]:*"
 HISTORY = 5
 D = Worker(role=Role.DECODE, address="127.0.0.1:8200")
 
@@ -155,3 +158,25 @@ def stored_event(**changes: Any) -> dict[str, Any]:
         "group_idx": 0,
     }
     return {name: value for name, value in (event | changes).items() if value != "absent"}
+
+
+class BoundPublisher(KvEventPublisher):
+    """Binds a port that it is given, where an engine would have a wildcard: on every interface."""
+
+    def _open(self, endpoint: str, replay_endpoint: str) -> None:
+        super()._open(ANY_IPV6 if "[" in endpoint else ANY, replay_endpoint)
+        self._socket.unbind(self.endpoint)
+        self._socket.bind(endpoint)
+
+
+@contextmanager
+def publishing(
+    endpoint: str = ANY, topic: str = "kv@D", *, replay: str = ANY, binds: bool = True, **settings: Any
+) -> Iterator[KvEventPublisher]:
+    kind = BoundPublisher if binds else KvEventPublisher
+    publisher = kind(endpoint, topic, 1, replay_endpoint=replay, **settings)
+    publisher.start()
+    try:
+        yield publisher
+    finally:
+        publisher.close()

@@ -50,10 +50,11 @@ PROMPT, MORE = store([1, 2, 3]), store([4, 5], 3)
         ([PROMPT, MORE, store([1, 2], None, B)], {A: 80, B: 32}),
         ([PROMPT, MORE, store([1, 2, 8], None, B)], {A: 80, B: 48}),
         ([PROMPT, store([9], 8, B)], {A: 48, B: None}),  # the block before is not known
-        ([PROMPT, store([9], 8)], {A: 48}),
-        ([PROMPT, store([2], 3)], {A: 48}),  # a block is in one place only
-        ([PROMPT, store([4, 1], 3)], {A: 48}),
-        ([PROMPT, store([4, 5, 4], 3)], {A: 48}),
+        ([PROMPT, store([9], 8)], {A: None}),  # nor is the session's newest prompt, then
+        ([PROMPT, store([2], 3)], {A: None}),  # a block is in one place only
+        ([PROMPT, store([4, 1], 3)], {A: None}),
+        ([PROMPT, store([4, 5, 4], 3)], {A: None}),
+        ([PROMPT, store([9], 8), PROMPT], {A: 48}),
         ([PROMPT, store([])], {A: 48}),
         ([PROMPT, store([4], 3, group=1), remove(1, group=1)], {A: 48}),
         ([PROMPT, store([4], 3, tokens=4)], {A: 48}),

@@ -142,6 +142,23 @@ def test_lateness_is_forgotten_with_the_worker() -> None:
     assert engines.observed() == {D1: 160}
 
 
+def test_an_engine_that_has_started_over_is_heard_anew_in_each_of_its_ranks() -> None:
+    """What is still being read of the one before goes to streams of which nobody asks any more."""
+    engines = Engines()
+    engines.stores(D1, OURS, range(10))
+    engines.ended(D1, OURS, 20 * BLOCK)
+    before = list(engines.caches.streams(D1))
+    engines.now_s += LATER
+    engines.caches.renew(D1)
+    assert len(list(engines.caches.streams(D1))) == len(before)
+    for rank in (0, 1):
+        engines.caches.stream(D1, rank).is_behind = False
+    assert engines.observed() == {}
+    engines.stores(D1, OURS, range(5))
+    assert engines.observed() == {D1: 5 * BLOCK}
+    assert all(stream.held(OURS) == 10 * BLOCK for stream in before)
+
+
 def test_of_workers_without_events_nothing_is_kept() -> None:
     engines = Engines()
     engines.ended(WorkerId("d3:8200"), OURS, 160)

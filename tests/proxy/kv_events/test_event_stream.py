@@ -64,7 +64,7 @@ def test_a_gap_is_closed_by_replay_and_what_it_brought_comes_again() -> None:
     assert replay(stream, range(9)) is Replay.CLOSED
     assert [stream.order(number) for number in (7, 8, 9)] == [Order.AGAIN, Order.AGAIN, Order.NEXT]
     assert stream.held(S) == 9
-    stream.pass_over(8)
+    assert stream.pass_over(8, batch(8))
     assert stream.order(7) is Order.RESTART
 
 
@@ -100,6 +100,33 @@ def test_a_replay_shows_that_the_publisher_has_started_over(published: int) -> N
     assert stream.held(S) == 0
     assert (stream.replay_from(), replay(stream, range(published), life=1)) == (0, Replay.CLOSED)
     assert (stream.held(S), stream.order(published)) == (published, Order.NEXT)
+
+
+def test_a_replay_that_begins_just_after_the_last_batch_shows_nothing_of_who_published_that() -> None:
+    """As of a publisher that has started over, and keeps no more than its newest batches."""
+    stream = stream_at(5)
+    assert replay(stream, range(5, 8), life=1) is Replay.CLOSED
+    assert (len(stream.index), stream.order(8)) == (0, Order.NEXT)
+
+
+def test_a_batch_that_is_younger_than_all_of_a_replay_was_not_in_it() -> None:
+    """As where another publisher's replay answers."""
+    stream = stream_at(0)
+    assert (replay(stream, range(5)), stream.order(3)) == (Replay.CLOSED, Order.AGAIN)
+    assert [stream.pass_over(3, batch(3, life)) for life in (1, 0)] == [False, True]
+    assert stream.pass_over(4, b"\xc1")
+
+
+def test_a_batch_of_before_the_last_one_is_not_taken() -> None:
+    """As of a publisher that has ended, after one that began since."""
+    stream = stream_at(0)
+    stream.take(0, batch(0, life=1))
+    with pytest.raises(FormatError):
+        stream.take(1, batch(1))
+    stream.lost()
+    stream.resume(1)
+    stream.take(1, batch(1))  # or the engine's clock was set back: then nothing counts but what comes from there on
+    assert stream.held(S) is None
 
 
 def test_a_restart_leaves_nothing_held() -> None:

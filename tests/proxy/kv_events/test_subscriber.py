@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,26 +15,29 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import EventSource, Worker
+from ppd.proxy.kv_events.engine_caches import EngineCaches
 from ppd.proxy.kv_events.event_batch import session_name
-from ppd.proxy.kv_events.replay import set_options
+from ppd.proxy.kv_events.replay import replay, set_options
+from ppd.proxy.kv_events.subscription import Publisher, Subscription, has_more
+from ppd.proxy.runtime.tasks import Throttle
+from ppd.proxy.telemetry.metrics import Metrics
 from ppd.servers.fleet.ports import free_ports
 from ppd.servers.sim.core.block_pool import AllBlocksCleared, BlockStored, CacheEvent, Namespace
 from ppd.servers.sim.core.fault_orders import BatchFate
 from ppd.servers.sim.engine.kv_events import KvEventPublisher
-from tests.support.announcements import HISTORY, D, Lab, OwnHosts, needs_ipv6, subscribing
+from tests.support.announcements import (
+    ANY,
+    ANY_IPV6,
+    HISTORY,
+    D,
+    Lab,
+    OwnHosts,
+    needs_ipv6,
+    publishing,
+    subscribing,
+)
 
 OTHER = Worker(role=D.role, address="127.0.0.1:8201")
-ANY = "tcp://127.0.0.1:*"
-ANY_IPV6 = "tcp://[::1]:*"
-
-
-class BoundPublisher(KvEventPublisher):
-    """Binds a port that it is given, where an engine would have a wildcard: on every interface."""
-
-    def _open(self, endpoint: str, replay_endpoint: str) -> None:
-        super()._open(ANY_IPV6 if "[" in endpoint else ANY, replay_endpoint)
-        self._socket.unbind(self.endpoint)
-        self._socket.bind(endpoint)
 
 
 class SlowPublisher(KvEventPublisher):
@@ -48,19 +51,6 @@ class SlowPublisher(KvEventPublisher):
     async def _answer(self, *args: Any) -> None:
         await self.may_answer.wait()
         await super()._answer(*args)
-
-
-@contextlib.contextmanager
-def publishing(
-    endpoint: str = ANY, topic: str = "kv@D", *, replay: str = ANY, binds: bool = True, **settings: Any
-) -> Iterator[KvEventPublisher]:
-    kind = BoundPublisher if binds else KvEventPublisher
-    publisher = kind(endpoint, topic, 1, replay_endpoint=replay, **settings)
-    publisher.start()
-    try:
-        yield publisher
-    finally:
-        publisher.close()
 
 
 def source(publisher: KvEventPublisher, *, replays: bool = True) -> EventSource:
@@ -157,6 +147,55 @@ async def test_an_engine_that_starts_over_holds_nothing_of_before(batches: int) 
             publisher.publish([BlockStored(9, None, (0,), Namespace("m"))])
             publish(publisher, *range(batches), life=1)
             await lab.until_held(batches)
+
+
+async def test_what_waits_of_an_engine_that_has_gone_counts_no_more() -> None:
+    """Another one may stand there by the time that it would be read."""
+    context, may_read = zmq.asyncio.Context(), asyncio.Event()
+    may_read.set()
+
+    async def pause(seconds: float) -> None:
+        await may_read.wait()
+
+    with publishing() as engine, context.socket(zmq.SUB) as socket:
+        socket.subscribe(b"")
+        publisher = Publisher(EngineCaches(lambda history: history).stream(D.id, 0), D.role, "")
+        replaying = partial(replay, context, Throttle())
+        subscription = Subscription(replaying, Throttle(pause), Metrics(), lambda _: publisher)
+        reading = asyncio.create_task(subscription.run_connected(socket, engine.endpoint, publisher))
+        async with asyncio.timeout(60):
+            while (taken := publisher.stream.expected) is None:
+                publish(engine, 0)
+                await asyncio.sleep(0.01)
+            may_read.clear()
+            while publisher.stream.expected == taken:
+                publish(engine, 0)
+                await asyncio.sleep(0.01)
+            taken = publisher.stream.expected
+            while not has_more(socket):
+                publish(engine, 0)
+                await asyncio.sleep(0.01)
+            monitor = socket.get_monitor_socket()
+            engine.close()
+            while not has_more(monitor):
+                await asyncio.sleep(0.01)
+            may_read.set()
+            await reading
+    context.destroy(linger=0)
+    assert (publisher.stream.expected, publisher.stream.is_behind) == (taken, True)
+
+
+async def test_a_replay_that_lacks_what_was_published_is_another_engines_and_leaves_nothing_known() -> None:
+    with publishing() as publisher, publishing() as other:
+        publish(other, 0, 1)
+        async with subscribing() as lab:
+            lab.add(EventSource(publisher.endpoint, str(other.replay_endpoint)))
+            await lab.until_held(2)  # nothing has come that contradicts it
+            publish(publisher, 0)
+            await lab.until_held(None)
+            publish(publisher, 0)
+            await lab.until(lambda: lab.value("ppd_kv_event_gaps_total", result="closed") >= 1)
+            await lab.until_held(None)
 
 
 async def test_a_cleared_cache_holds_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ import zmq
 import zmq.asyncio
 
 from ppd.proxy.kv_events.engine_caches import EngineCaches
+from ppd.proxy.kv_events.replay import replay
 from ppd.proxy.kv_events.subscription import CLOSED_AT_ONCE, Publisher, Subscription
 from ppd.proxy.runtime.tasks import Throttle
 from ppd.proxy.telemetry.metrics import Metrics
@@ -27,7 +29,7 @@ async def test_a_publisher_that_is_not_there_is_told_of_once(caplog: pytest.LogC
     context = zmq.asyncio.Context()
     with context.socket(zmq.SUB) as socket:
         publisher = Publisher(EngineCaches(lambda history: history).stream(D.id, 0), D.role, "")
-        subscription = Subscription(context, Throttle(), Metrics(), lambda _: publisher, unheard_ms=1)
+        subscription = Subscription(partial(replay, context, Throttle()), Throttle(), Metrics(), lambda _: publisher, 1)
         endpoint = f"tcp://127.0.0.1:{free_ports(1)[0]}"
         running = asyncio.create_task(subscription.run_connected(socket, endpoint, publisher))
         async with asyncio.timeout(60):
@@ -60,7 +62,9 @@ async def test_replays_that_never_end_leave_others_their_turn() -> None:
             topic: Publisher(EngineCaches(int).stream(D.id, 0), D.role, replays)
             for topic, replays in (by_topic | {b"whole": answered}).items()
         }
-        subscription = Subscription(context, throttle, metrics, lambda frames: known[frames[0].bytes], place_s=0.05)
+        subscription = Subscription(
+            partial(replay, context, throttle), throttle, metrics, lambda frames: known[frames[0].bytes], place_s=0.05
+        )
         repeating = asyncio.create_task(repeat(endless, batch))
         try:
             for topic in known:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import ssl
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from ppd.proxy.errors import ConfigError
 from ppd.proxy.runtime.tls import Tls, client_tls, worker_tls
 from ppd.proxy.runtime.watched_files import STILL_IF_SHORTER
 from tests.support.credentials import Authority
+
+DAY_S = 86_400.0  # for so long certificates are valid here
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +117,9 @@ class Shown:
         self._files = files
         self._cert, self._key = folder / "own.pem", folder / "own.key"
         self.write("cert", "key")
-        tls = client_tls(ProxyConfig(tls_cert_file=str(self._cert), tls_key_file=str(self._key)))
+        self.now_s = time.time()
+        config = ProxyConfig(tls_cert_file=str(self._cert), tls_key_file=str(self._key))
+        tls = client_tls(config, lambda: self.now_s)
         assert tls is not None
         self.tls = tls
 
@@ -170,6 +175,31 @@ def test_a_certificate_without_its_key_changes_nothing_until_that_comes(
     shown.write(key="two key")
     assert [shown.tls.look(), looked(shown.tls)] == [None, True]
     assert shown.name() == "two"
+
+
+def test_one_that_has_expired_never_replaces_another(shown: Shown, caplog: pytest.LogCaptureFixture) -> None:
+    shown.now_s += 2 * DAY_S
+    shown.write("two cert", "two key")
+    assert [shown.tls.look(), shown.tls.look(), shown.tls.look()] == [None, False, None]
+    assert shown.name() == "one"
+    (line,) = caplog.messages
+    assert "tls_cert_file" in line and "expired" in line
+    shown.now_s -= 2 * DAY_S
+    shown.write("rsa cert", "rsa key")
+    assert [shown.tls.look(), shown.tls.look()] == [None, True]
+    assert shown.name() == "rsa"
+
+
+def test_one_that_has_expired_is_served_from_the_start_with_a_warning(
+    files: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for side in (client_tls, worker_tls):
+        caplog.clear()
+        own = ("tls" if side is client_tls else "worker") + "_cert_file"
+        config = ProxyConfig(**{own: files["rsa cert"], own.replace("cert", "key"): files["rsa key"]})  # type: ignore[arg-type]
+        assert side(config, lambda: time.time() + 2 * DAY_S) is not None
+        (line,) = caplog.messages
+        assert own in line and "expired" in line
 
 
 def test_a_renewed_authority_counts(files: dict[str, str], tmp_path: Path) -> None:

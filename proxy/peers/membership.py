@@ -73,6 +73,7 @@ class Membership:
         pending, drained = replication.turns.pending, replication.drained
         self._channels = Channels(member.ends, self._appliers(), self._lost, pending, drained)
         self._asked: dict[int, asyncio.Future[bytes]] = {}
+        self._has_joined = False
         self._life = secrets.randbits(62)
         self._numbers = itertools.count(self._life)  # answers to a predecessor's questions have other numbers
         self._has_state = False
@@ -112,6 +113,7 @@ class Membership:
             await asyncio.wait_for(self._caught_up.wait(), SNAPSHOT_S)
         except TimeoutError:
             rest = "; it is still told of old sessions"
+        self._has_joined = True
         log.info("process %d of this proxy serves%s", self._member.index, rest)
 
     async def run(self) -> None:
@@ -209,7 +211,12 @@ class Membership:
             del self._asked[number]
 
     def _answer(self, ask: PeerQuestion) -> PeerAnswer:
+        """A process that does not know yet what the others do answers nothing: the question was its predecessor's, and
+        may be an operator's, who was told meanwhile to try again. What it would tell of its own fleet then, all would
+        take for theirs."""
         try:
+            if not self._has_joined:
+                raise ProcessSilent("a process of this proxy has just started: try again")
             return PeerAnswer(ask.number, self.handlers[ask.what](ask.about))
         except PPDError as exc:
             failure = PeerFailure(exc.status, exc.kind, exc.message, exc.param, exc.code)

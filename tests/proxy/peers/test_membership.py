@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
+from ppd.proxy.app.peer_commands import Add, run_command
 from ppd.proxy.assembly import Proxy, assemble
 from ppd.proxy.config import Mode, ProxyConfig
 from ppd.proxy.errors import NotFound, PPDError
@@ -83,6 +86,26 @@ async def test_an_answer_to_a_predecessors_question_is_not_taken_for_ones_own(pa
     asking = asyncio.create_task(successor.membership._ask(1, "what", b"this"))
     Channels(pair.ends[1], {}, lambda _: None).send(0, [PeerAnswer(old_number, b"the answer to that")])
     assert await asking == b"the answer to this"
+    await pair.hush()
+
+
+async def test_what_was_asked_of_a_leader_that_died_is_refused_by_its_successor(pair: Pair) -> None:
+    """Or what it tells the others of its fleet would be all that they know of theirs."""
+    pair.ones[0].membership.handlers["workers"] = partial(run_command, pair.ones[0])
+    await pair.join()
+    other = pair.ones[1].membership
+    await other.ask_leader("workers", msgspec.msgpack.encode(Add("R=r1:1")))
+    pair.ones[0].membership._channels.close()
+    asking = asyncio.create_task(other.ask_leader("workers", msgspec.msgpack.encode(Add("R=r2:1"))))
+    await asyncio.sleep(0)
+    pair.ones[0] = successor = pair.begin(0)
+    successor.membership.handlers["workers"] = partial(run_command, successor)
+    await successor.membership.join()
+    with pytest.raises(PPDError, match="try again"):
+        await asking
+    for one in pair.ones:
+        one.membership.catch_up()
+        assert one.settings.added == {"r1:1"} == {view.id for view in one.state.registry.views()}
     await pair.hush()
 
 

@@ -114,36 +114,40 @@ class Subscription:
         """
         monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._monitor = monitor
-        poller, is_connected = zmq.asyncio.Poller(), False
+        poller, stream = zmq.asyncio.Poller(), publisher.stream
         poller.register(socket, zmq.POLLIN)
         poller.register(monitor, zmq.POLLIN)
         socket.connect(endpoint)  # now that its events are seen
-        stream = publisher.stream
-        wait_ms = self._unheard_ms
         try:
+            await self._connected(monitor, endpoint)
+            await self.catch_up(publisher)
+            wait_ms = AGAIN_MS if publisher.replay_endpoint else None
             while True:
+                stream.is_behind = has_more(socket) or has_more(monitor)
                 ready = dict(await poller.poll(wait_ms))
                 wait_ms = None
                 if monitor in ready:
-                    event = parse_monitor_message(await monitor.recv_multipart())["event"]
-                    stream.is_behind = True
-                    if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                        is_connected = True
-                        await self.catch_up(publisher)
-                        wait_ms = AGAIN_MS if publisher.replay_endpoint else None
-                    elif is_connected:
-                        return
-                elif socket in ready:
+                    return
+                if socket in ready:
                     await self.read(socket)
-                elif is_connected:
-                    await self.catch_up(publisher)
                 else:
-                    log.warning("no KV events come from %s: nobody answers there", endpoint)
-                stream.is_behind = not is_connected or has_more(socket)
+                    await self.catch_up(publisher)
         finally:
             stream.is_behind = True
             socket.disable_monitor()
             monitor.close()
+
+    async def _connected(self, monitor: zmq.asyncio.Socket, endpoint: str) -> None:
+        """Waits for it. What closes each connection at once, as a server of another kind, is no publisher either."""
+        now = asyncio.get_running_loop().time
+        until_s = None if self._unheard_ms is None else now() + self._unheard_ms / 1000
+        event = None
+        while event != zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            if await monitor.poll(None if until_s is None else max(0, int(1000 * (until_s - now())))):
+                event = parse_monitor_message(await monitor.recv_multipart())["event"]
+            else:
+                log.warning("no KV events come from %s: nobody answers there", endpoint)
+                until_s = None
 
     async def read(self, socket: zmq.asyncio.Socket) -> None:
         """One slice of what waits, and the gap that it may have met."""

@@ -25,12 +25,17 @@ from tests.support.announcements import D
 ANY = "tcp://127.0.0.1:*"
 
 
-async def test_a_publisher_that_is_not_there_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    context = zmq.asyncio.Context()
+@pytest.mark.parametrize("other", [False, True])
+async def test_a_publisher_that_is_not_there_is_told_of_once(other: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """other: a server of another kind is there, which closes what it does not understand."""
+    context, server = zmq.asyncio.Context(), await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1")
     with context.socket(zmq.SUB) as socket:
         publisher = Publisher(EngineCaches(lambda history: history).stream(D.id, 0), D.role, "")
-        subscription = Subscription(partial(replay, context, Throttle()), Throttle(), Metrics(), lambda _: publisher, 1)
-        endpoint = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+        subscription = Subscription(
+            partial(replay, context, Throttle()), Throttle(), Metrics(), lambda _: publisher, 200
+        )
+        port = server.sockets[0].getsockname()[1] if other else free_ports(1)[0]
+        endpoint = f"tcp://127.0.0.1:{port}"
         running = asyncio.create_task(subscription.run_connected(socket, endpoint, publisher))
         async with asyncio.timeout(60):
             while not caplog.messages:
@@ -38,6 +43,7 @@ async def test_a_publisher_that_is_not_there_is_told_of_once(caplog: pytest.LogC
         running.cancel()
         await asyncio.wait({running})
     context.destroy(linger=0)
+    server.close()
     assert caplog.messages == [f"no KV events come from {endpoint}: nobody answers there"]
 
 

@@ -42,7 +42,7 @@ class Tls:
         try:
             check_dates()
         except ConfigError as exc:
-            log.warning("%s", exc)
+            log.warning("%s; it is used all the same", exc)
 
     @property
     def context(self) -> ssl.SSLContext:

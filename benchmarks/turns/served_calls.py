@@ -25,7 +25,7 @@ from ..overhead.processes import HOST
 from ..small import proxy_here
 from .calls import CONVERSATIONS, TurnWork, bodies, counted, lines
 
-LIMITS = {"SPLIT": 556, "LOCAL": 402}
+LIMITS = {"SPLIT": 562, "LOCAL": 402}
 """With the compiled modules; of the first turn of a conversation of three messages, and of its second. Lower them.
 
 A few calls more or less are chance: whether an answer is there before it is waited for.

@@ -139,8 +139,8 @@ class TurnReplication:
             self._schedule()
 
     def _schedule(self) -> None:
-        self._is_due = True
         self._channels.schedule_flush()
+        self._is_due = True
 
     def pending(self) -> list[AnyEvent]:
         """What changes at every turn: sent as it is at a flush, not step by step. To be encoded at once."""

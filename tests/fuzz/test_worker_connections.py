@@ -17,10 +17,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-import uvloop
 
 from ppd.proxy.config import DataPlane
 from ppd.proxy.fleet.worker import WorkerId
+from ppd.proxy.runtime.process import new_loop
 from tests.fuzz.odd_engine import OddEngine, text_of
 from tests.support.credentials import Authority
 from tests.support.fleet import Fleet, has_work
@@ -161,5 +161,5 @@ def test_a_turn_gets_its_own_answer_or_an_error(kind: str, tmp_path: Path) -> No
                 await play(fleet, context, seed)
 
     is_uvloop = KINDS[kind] != Kind(DataPlane.NATIVE)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop if is_uvloop else None) as runner:
+    with asyncio.Runner(loop_factory=new_loop if is_uvloop else None) as runner:
         runner.run(run())

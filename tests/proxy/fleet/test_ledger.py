@@ -13,6 +13,7 @@ from ppd.proxy.fleet.ledger import (
     REPORT_AGE_S,
     Backlog,
     DecodingSequences,
+    LegEstimates,
     LegWork,
     Use,
     backlog,
@@ -238,3 +239,19 @@ def test_a_clock_that_went_back_forgets_no_prompt(now_s: float) -> None:
 def test_patience_is_bounded(patience_s: float) -> None:
     recent = NO_PROMPTS.plus(1.0, patience_s, 1.0)
     assert recent.patience_s == (math.inf if patience_s == math.inf else LEAST_PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    "name", ["prompt_tokens", "new_tokens", "output_tokens", "new_on_prefill_tokens", "fetched_tokens"]
+)
+@pytest.mark.parametrize(("estimate", "possible"), [(7, 7), (-1, 0), (1 << 41, 1 << 40)])
+def test_tokens_that_cannot_be_are_kept_within_limits(name: str, estimate: int, possible: int) -> None:
+    fields: dict[str, Any] = {"prompt_tokens": 1, "new_tokens": 1, name: estimate}
+    assert getattr(LegEstimates(**fields).possible(), name) == possible
+
+
+@pytest.mark.parametrize("name", ["prefill_s", "beside_s", "fetch_link_s", "link_s", "ready_s"])
+@pytest.mark.parametrize(("estimate_s", "possible_s"), [(0.5, 0.5), (-1.0, 0.0), (math.nan, 0.0), (3601.0, 0.0)])
+def test_seconds_that_cannot_be_count_as_none(name: str, estimate_s: float, possible_s: float) -> None:
+    fields: dict[str, Any] = {"prompt_tokens": 1, "new_tokens": 1, name: estimate_s}
+    assert getattr(LegEstimates(**fields).possible(), name) == possible_s

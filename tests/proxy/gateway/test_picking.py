@@ -240,9 +240,12 @@ async def test_workers_get_another_body_where_they_must(
     ],
 )
 async def test_refusals_are_the_proxys_own(sent: bytes, headers: dict[str, str], status: int) -> None:
-    envoy = Envoy(proxy_of(body_limit_bytes=4096))
+    proxy = proxy_of(body_limit_bytes=4096)
+    envoy = Envoy(proxy)
     await envoy.turn(sent, headers)
     found, told, body = refused(envoy.answers[-1])
+    counted = proxy.state.metrics.registry.get_sample_value
+    assert counted("ppd_rejected_requests_total", {"status": str(status)}) == 1
     assert envoy.answers[-1].dynamic_metadata["ppd"]["answered"]  # so Envoy leaves it as it is
     assert (found, told["content-type"], envoy.status) == (status, "application/json", GrpcStatus.OK)
     assert body["error"]["code"]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import secrets
 import signal
 import tempfile
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
@@ -109,7 +110,8 @@ def fleet_spec(
     has_encoders = topology.encoders > 0
     prepared = prepare(engine, model, tuple(engine_args), console.print, connector=connector, has_encoders=has_encoders)
     # Embeddings are known by their media alone, so those of another model would be taken for this one's.
-    folder = Path(tempfile.mkdtemp(prefix="ppd-encoder-cache-")) if has_encoders and engine == "vllm" else None
+    name = f"ppd-encoder-cache-{secrets.token_hex(8)}"
+    folder = Path(tempfile.gettempdir()) / name if has_encoders and engine == "vllm" else None
     return FleetSpec(
         engine=engine,
         workers=workers,

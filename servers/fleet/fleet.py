@@ -40,7 +40,7 @@ class FleetSpec:
     connector: str | None = None  # of P and D; None: the usual one
     readback: bool = False  # D keep KV for P to read back, and both say so
     tensor_parallel: int = 1
-    encoder_folder: Path | None = None  # of vLLM's encoder cache, this fleet's own: it is removed at its end
+    encoder_folder: Path | None = None  # of vLLM's encoder cache: made for this fleet, and removed at its end
     port: int = 10001
     gateway: EnvoyGateway | None = None  # in place of the proxy, on its port
     heartbeat_port: int = 30001
@@ -195,6 +195,8 @@ class LocalFleet:
         }
 
     async def __aenter__(self) -> LocalFleet:
+        if self._spec.encoder_folder is not None:  # not before: a fleet may still be refused
+            self._spec.encoder_folder.mkdir(mode=0o700)
         try:
             for process in self._processes.values():
                 await process.start()

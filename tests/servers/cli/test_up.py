@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,25 @@ def test_a_folder_in_which_another_fleet_logs_is_refused_and_left_as_it_is(tmp_p
     assert (folder / "proxy.log").read_text() == "of the first"
     with own_log_folder(folder):  # it has ended
         pass
+
+
+def test_a_refused_fleet_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of vLLM with encoders, whose cache is in a folder; on a machine that seems to have all that it needs."""
+    programs, temporary, logs = (tmp_path / name for name in ("programs", "temporary", "logs"))
+    for folder in (programs, temporary):
+        folder.mkdir()
+    for name, does in (("nvidia-smi", "echo GPU 0: one"), ("python3", "true")):
+        (programs / name).write_text(f"#!/bin/sh\n{does}\n")
+        (programs / name).chmod(0o700)
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    port, heartbeats = free_ports(2)
+    with own_log_folder(logs), free_offset({Role.REPLICA: 1, Role.ENCODE: 1}) as offset:
+        flags = ("--port", str(port), "--heartbeat-port", str(heartbeats), "--port-offset", str(offset))
+        fleet = ("-P", "0", "-D", "0", "-E", "1", "--engine", "vllm", "--model", "m")
+        found = CliRunner().invoke(command, (*fleet, *flags, "--log-dir", str(logs)))
+    assert "another fleet logs there" in found.output
+    assert list(temporary.iterdir()) == []
 
 
 def test_logs_need_a_folder(tmp_path: Path) -> None:

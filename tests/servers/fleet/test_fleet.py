@@ -101,14 +101,13 @@ def test_vllms_encoders_share_a_folder_with_all_others(tmp_path: Path) -> None:
     assert not any("--encoder-cache" in member.launch.argv for member in plan(spec(engine="vllm", prepared=GPU)))
 
 
-async def test_the_folder_of_the_encoder_cache_goes_with_its_fleet(tmp_path: Path) -> None:
+async def test_the_folder_of_the_encoder_cache_comes_and_goes_with_its_fleet(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
-    folder.mkdir()
-    (folder / "an embedding").touch()
     port, heartbeats = free_ports(2)
     fleet = LocalFleet(spec(workers={}, encoder_folder=folder, log_dir=tmp_path, port=port, heartbeat_port=heartbeats))
     async with fleet:
-        assert folder.exists()
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "an embedding").touch()
     assert not folder.exists()
 
 

@@ -19,7 +19,7 @@ from ..laws.accuracy import Judged
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 30.0, 60.0)
 LAG_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 KEYS_SHOWN = 100
-OTHER_KEYS = OTHER_WORKERS = "other"
+OTHER = "(other)"  # of all beyond a bound: no key has such a name, and no worker
 WORKERS_SHOWN = 100
 ERROR_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
 TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.15, 0.3, 1.0)
@@ -116,7 +116,7 @@ class TurnTokens:
 
 
 class KeyCounters:
-    """What clients did, by the names of their keys. The first KEYS_SHOWN names are told apart, the rest is `other`."""
+    """What clients did, by the names of their keys. The first KEYS_SHOWN names are told apart, the rest is `OTHER`."""
 
     def __init__(self, turns: TurnCounter, tokens: TurnCounter) -> None:
         self._turns = turns
@@ -132,7 +132,7 @@ class KeyCounters:
     def _label(self, key: str) -> str:
         if key not in self._shown:
             if len(self._shown) >= KEYS_SHOWN:
-                return OTHER_KEYS
+                return OTHER
             self._shown.add(key)
         return key
 
@@ -164,7 +164,7 @@ class TurnHistogram(Collector):
 
 
 class PredictionErrors:
-    """How far predicted times were off. The first WORKERS_SHOWN workers are told apart, the rest is `other`."""
+    """How far predicted times were off. The first WORKERS_SHOWN workers are told apart, the rest is `OTHER`."""
 
     def __init__(self, errors: TurnHistogram) -> None:
         self._errors = errors
@@ -175,7 +175,7 @@ class PredictionErrors:
             if len(self._shown) < WORKERS_SHOWN:
                 self._shown.add(worker)
             else:
-                worker = OTHER_WORKERS
+                worker = OTHER
         self._errors.observe(error, route, worker, figure)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from ppd.proxy.admission.keys import Client, decode, encode, hash_of
+from ppd.proxy.errors import ConfigError
 from ppd.proxy.policy import Route
-from ppd.proxy.telemetry.metrics import KEYS_SHOWN, OTHER_KEYS, TTFT_BUCKETS_S, Metrics, TurnHistogram
+from ppd.proxy.telemetry.metrics import KEYS_SHOWN, OTHER, TTFT_BUCKETS_S, Metrics, TurnHistogram
 
 
 def test_each_set_of_labels_is_one_series_whoever_names_it() -> None:
@@ -73,6 +76,11 @@ def test_clients_are_told_apart_by_their_keys_up_to_a_bound() -> None:
             metrics.by_key.turn(f"key{number}", "completed", 10, round_)
     assert turns("key0") == turns(f"key{KEYS_SHOWN - 1}") == 2
     assert turns(f"key{KEYS_SHOWN}") is None
-    assert turns(OTHER_KEYS) == 10
+    assert turns(OTHER) == 10
     tokens = {"key": "key0", "kind": "prompt"}
     assert metrics.registry.get_sample_value("ppd_key_tokens_total", tokens) == 20
+
+
+def test_what_stands_for_all_other_keys_is_no_name_of_a_key() -> None:
+    with pytest.raises(ConfigError, match="name: must be"):
+        decode(encode(Client(name=OTHER, tenant="t"), hash_of("k")).encode(), "keys.toml")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,20 +98,29 @@ def _tracer(work: TurnWork) -> Callable[[FrameType, str, Any], Any]:
     return traced
 
 
-@click.command()
-@click.option("--instructions", "by_instructions", is_flag=True, help="Show the functions that take most instructions.")
-def main(by_instructions: bool) -> None:
-    """Counts the Python calls of a SPLIT and of a LOCAL turn, and the instructions that they take."""
-    for line in lines(asyncio.run(count()), LIMITS, by_instructions):
-        click.echo(line)
-
-
 def lines(found: Mapping[str, TurnWork], limits: Mapping[str, int], by_instructions: bool) -> Iterator[str]:
     for route, work in found.items():
         calls, instructions = work.calls.total(), work.instructions.total()
         yield f"{route}: {calls} calls, of which at most {limits[route]} are allowed; {instructions} instructions"
         for name, times in (work.instructions if by_instructions else work.calls).most_common(SHOWN):
             yield f"{times:5} {name}"
+
+
+def command(
+    count: Callable[[], Coroutine[Any, Any, Mapping[str, TurnWork]]], limits: Mapping[str, int], told: str
+) -> click.Command:
+    """A program that shows what `count` finds. told: its help."""
+
+    @click.command(help=told)
+    @click.option("--instructions", "by_instructions", is_flag=True, help="Show those that take most instructions.")
+    def main(by_instructions: bool) -> None:
+        for line in lines(asyncio.run(count()), limits, by_instructions):
+            click.echo(line)
+
+    return main
+
+
+main = command(count, LIMITS, "Counts the Python calls of a SPLIT and of a LOCAL turn, and their instructions.")
 
 
 if __name__ == "__main__":

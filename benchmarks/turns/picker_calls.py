@@ -9,13 +9,10 @@ the gateway's room.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 
-import click
-
 from ..small.proxy_here import bench
-from .calls import CONVERSATIONS, TurnWork, bodies, counted, lines
+from .calls import CONVERSATIONS, TurnWork, bodies, command, counted
 from .picker_cost import Gateway, picker
 
 LIMITS = {"SPLIT": 150, "LOCAL": 150}
@@ -44,12 +41,9 @@ def _of_room(times: Counter[str]) -> Counter[str]:
     return Counter({name: number for name, number in times.items() if name.startswith(_ROOM)})
 
 
-@click.command()
-@click.option("--instructions", "by_instructions", is_flag=True, help="Show the functions that take most instructions.")
-def main(by_instructions: bool) -> None:
-    """Counts the gateway's own Python calls in a SPLIT and in a LOCAL turn, and the instructions that they take."""
-    for line in lines(asyncio.run(count()), LIMITS, by_instructions):
-        click.echo(line)
+main = command(
+    count, LIMITS, "Counts the gateway's own Python calls in a SPLIT and in a LOCAL turn, and their instructions."
+)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,6 @@ import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import click
-
 from ppd.proxy.config import ProxyConfig
 
 from ..overhead.backend import running_backend
@@ -23,7 +21,7 @@ from ..overhead.bodies import MODEL
 from ..overhead.native import build, cache_folder
 from ..overhead.processes import HOST
 from ..small import proxy_here
-from .calls import CONVERSATIONS, TurnWork, bodies, counted, lines
+from .calls import CONVERSATIONS, TurnWork, bodies, command, counted
 
 LIMITS = {"SPLIT": 562, "LOCAL": 402}
 """With the compiled modules; of the first turn of a conversation of three messages, and of its second. Lower them.
@@ -66,12 +64,9 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body:
     return fields["x-ppd-route"].upper()
 
 
-@click.command()
-@click.option("--instructions", "by_instructions", is_flag=True, help="Show the functions that take most instructions.")
-def main(by_instructions: bool) -> None:
-    """Counts the Python calls of a SPLIT and of a LOCAL turn with their sockets, and the instructions they take."""
-    for line in lines(asyncio.run(count()), LIMITS, by_instructions):
-        click.echo(line)
+main = command(
+    count, LIMITS, "Counts the Python calls of a SPLIT and of a LOCAL turn, sockets included, and their instructions."
+)
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ class EncoderLegs:
             breakers.abandoned(view.id, asked_s)
             self._registry.release(view.id, used)
             noted.ended_s = self._now() - turn.started_s
-            self._metrics.legs.observe(self._now() - asked_s, LABEL)
+            self._metrics.legs.observe(noted.ended_s - noted.started_s, LABEL)
         self._health.succeeded(view.id)
         encoded()
         return found

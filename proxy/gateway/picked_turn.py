@@ -360,9 +360,10 @@ class PickedTurn:
 
     def _closed(self, attempt: Attempt) -> None:
         now_s = self._state.now()
-        if attempt.leg is not None:
-            attempt.leg.ended_s = now_s - attempt.started_s
-            self._state.metrics.legs.observe(attempt.leg.ended_s - attempt.leg.started_s, attempt.leg.kind)
+        if (leg := attempt.leg) is not None:
+            if leg.ended_s is None:  # else its turn has ended, and its receipt says when it did
+                leg.ended_s = now_s - attempt.started_s
+            self._state.metrics.legs.observe(leg.ended_s - leg.started_s, leg.kind)
         attempt.booking.release(now_s)
         attempt.touches.close()
         self._state.admission.admit_waiting()

@@ -77,7 +77,7 @@ class ReceiptEnds:
 
     def _close(self, receipt: Receipt, outcome: str, ended_s: float) -> None:
         receipt.outcome, receipt.ended_s = outcome, ended_s
-        for leg in receipt.legs:  # the one that has just ended is closed after this
+        for leg in receipt.legs:  # those that are closed after this
             if leg.ended_s is None:
                 leg.ended_s = ended_s
         self._metrics.turns.add(receipt.route, receipt.reason, outcome)

@@ -142,7 +142,8 @@ class OneLeg:
         return opened
 
     def end(self, attempt: Attempt, record: LegRecord) -> None:
-        record.ended_s = self._now() - attempt.started_s
+        if record.ended_s is None:  # else its turn has ended, and its receipt says when it did
+            record.ended_s = self._now() - attempt.started_s
         self._metrics.legs.observe(record.ended_s - record.started_s, record.kind)
 
     def free_prefill(self, booking: LegBooking) -> None:

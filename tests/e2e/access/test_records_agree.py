@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -144,8 +145,12 @@ def check_line(receipt: Receipt, line: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_all_records_of_a_spoilt_fleet_agree(seed: int, capfd: pytest.CaptureFixture[str]) -> None:
-    async with Fleet.of("P1 P2 D1 D2 R1", engine={"time_scale": 0.05, "shutdown_s": 0.05}, **SETTINGS) as fleet:
+async def test_all_records_of_a_spoilt_fleet_agree(
+    seed: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    written = tmp_path / "receipts"
+    settings = {"engine": {"time_scale": 0.05, "shutdown_s": 0.05}, "receipt_log": str(written), **SETTINGS}
+    async with Fleet.of("P1 P2 D1 D2 R1", **settings) as fleet:
         spoiling = asyncio.create_task(spoil(fleet, Random(seed)))
         await asyncio.gather(*(talk(fleet, Random(f"{seed}/{number}")) for number in range(TALKERS)))
         spoiling.cancel()
@@ -162,6 +167,8 @@ async def test_all_records_of_a_spoilt_fleet_agree(seed: int, capfd: pytest.Capt
         assert len({one.outcome for one in receipts}) >= 3, "so much has happened"
         for engine in fleet.engines.values():
             engine.counters.traps.clear()
+    logged = map(msgspec.json.Decoder(Receipt).decode, written.read_bytes().splitlines())
+    assert {one.id: one for one in logged} == {one.id: one for one in receipts}
     lines = {line["id"]: line for line in map(json.loads, capfd.readouterr().out.splitlines()) if "id" in line}
     for one in receipts:
         check_line(one, lines[one.id])

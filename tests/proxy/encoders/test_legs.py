@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import count
 from typing import Any, cast
 
 from msgspec.structs import replace
 
 from ppd.proxy.bodies.named_media import with_named_media
 from ppd.proxy.config import EncoderUse, ProxyConfig
-from ppd.proxy.encoders.legs import LEGS_AT_ONCE, EncoderLegs
+from ppd.proxy.encoders.legs import LABEL, LEGS_AT_ONCE, EncoderLegs
 from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Phase
+from ppd.proxy.routing.state import State
 from ppd.proxy.upstream.client import Upstream
 from tests.proxy.encoders.test_encoder_chooser import fleet, turn
 from tests.support.clock import FakeClock, Rounds
@@ -35,9 +37,8 @@ class NeverWell:
         return exc
 
 
-async def test_hundreds_of_items_are_not_asked_for_in_one_step_of_the_loop(clock: FakeClock) -> None:
-    state, upstream, count = fleet(clock, EncoderUse.ALWAYS), NeverWell(), 3 * LEGS_AT_ONCE
-    legs = EncoderLegs(
+def legs(state: State, upstream: NeverWell, now: Callable[[], float]) -> EncoderLegs:
+    return EncoderLegs(
         ProxyConfig(),
         cast("Upstream", upstream),
         state.encoders,
@@ -45,12 +46,30 @@ async def test_hundreds_of_items_are_not_asked_for_in_one_step_of_the_loop(clock
         state.health,
         state.poisoned,
         state.metrics,
-        clock,
+        now,
     )
-    said = parse(prompt=[user([image(f"http://x/{number}") for number in range(count)])])
+
+
+async def test_hundreds_of_items_are_not_asked_for_in_one_step_of_the_loop(clock: FakeClock) -> None:
+    state, upstream, items = fleet(clock, EncoderUse.ALWAYS), NeverWell(), 3 * LEGS_AT_ONCE
+    said = parse(prompt=[user([image(f"http://x/{number}") for number in range(items)])])
+    named = replace(turn(state), request=with_named_media(said, "tenant", items))
     async with upstream.rounds.counted():
-        encoded = await legs.encode(replace(turn(state), request=with_named_media(said, "tenant", count)))
-    assert encoded.record is not None and len(encoded.record.legs) == count
+        encoded = await legs(state, upstream, clock).encode(named)
+    assert encoded.record is not None and len(encoded.record.legs) == items
     asked = upstream.rounds.done
-    assert asked.total() == count
+    assert asked.total() == items
     assert max(asked.values()) <= LEGS_AT_ONCE
+
+
+async def test_a_leg_takes_as_long_in_the_metrics_as_in_its_receipt() -> None:
+    """Whenever the clock is read."""
+    state, seconds = fleet(clock := FakeClock(), EncoderUse.ALWAYS), count()
+
+    def ticking() -> float:
+        return clock() + next(seconds)
+
+    encoded = await legs(state, NeverWell(), ticking).encode(turn(state))
+    assert encoded.record is not None
+    took_s = sum((leg.ended_s or 0.0) - leg.started_s for leg in encoded.record.legs)
+    assert state.metrics.registry.get_sample_value("ppd_leg_seconds_sum", {"leg": LABEL}) == took_s > 0

@@ -79,6 +79,18 @@ async def test_a_report_is_learnt_from_whenever_it_comes(when: str) -> None:
     again.call.lost()
 
 
+async def test_a_leg_that_is_open_ends_with_its_turn() -> None:
+    """In the receipt, which is logged then, and in the metrics, which count the leg when it is closed."""
+    envoy, report = await picked()
+    envoy.reports.taken(report)
+    end(envoy)
+    [leg] = envoy.receipt.legs
+    assert leg.ended_s is not None
+    assert leg.ended_s == envoy.receipt.ended_s
+    took_s = envoy.proxy.state.metrics.registry.get_sample_value("ppd_leg_seconds_sum", {"leg": leg.kind})
+    assert took_s == leg.ended_s - leg.started_s
+
+
 async def test_who_has_reported_late_is_waited_for_the_next_time_and_no_longer_than_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

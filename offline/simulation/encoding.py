@@ -1,6 +1,7 @@
 """The encoders' legs of a turn in the simulation: which items go to an E before the turn's other legs.
 
-What `ppd.proxy.encoders.legs` does live, in virtual time and without failures; the choice itself is the proxy's own.
+What `ppd.proxy.routing.legs.encoder_legs` does live, in virtual time and without failures; the choice itself is the
+proxy's own.
 """
 
 from __future__ import annotations

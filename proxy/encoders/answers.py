@@ -15,6 +15,7 @@ from ..media.items import MediaItem, chat_part, metadata_part, part_of, replaced
 from ..openai.body_members import Edited, Part, encoded, members
 from ..openai.request import MESSAGES_MEMBER, Endpoint, Fields, Request
 
+LABEL = "encode"  # of an encoder's leg, in metrics, reports and logs
 PARAMS = "ec_transfer_params"
 _ALSO = ("mm_processor_kwargs", "media_io_kwargs", "priority", "session_id")  # members that E must have too
 

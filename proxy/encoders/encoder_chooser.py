@@ -18,6 +18,8 @@ from ..media.items import MediaItem
 from ..openai.request import Endpoint, Request
 from ..policy.placement import SlowStart
 from ..runtime.replicated import Replicated
+from ..telemetry.receipts import EncoderRecord
+from .answers import EncodedItems
 from .choosing import (
     Choices,
     Consumer,
@@ -51,6 +53,20 @@ class EncoderTurn(msgspec.Struct, frozen=True):
     is_first: bool = True  # no other attempt of the turn has come to its encoders
     named: NamedEncoders | None = None  # None: this process chooses
     predicted_s: float | None = None  # by the laws, from its decision to the first token that is seen of its answer
+
+
+class EncodedTurn(msgspec.Struct):
+    """A turn's media once the encoders are done with them; `computed` is called when its prompt is, well or not."""
+
+    items: EncodedItems = EncodedItems()
+    record: EncoderRecord | None = None  # None: the fleet has no encoder
+    is_late: bool = False  # its first token waits until its worker has encoded some of them
+    on_computed: Callable[[bool], None] | None = None
+
+    def computed(self, *, well: bool) -> None:
+        if self.on_computed is not None:
+            on_computed, self.on_computed = self.on_computed, None
+            on_computed(well)
 
 
 class ItemsToEncode(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from ..connectors.leg import Handoff
 from ..discovery.turn_report import FailedLeg, TurnReport, as_replicas
-from ..encoders.legs import LABEL
+from ..encoders.answers import LABEL
 from ..errors import LegError, refusal
 from ..failures import ROWS, Cause, Leg, Phase
 from ..fleet.worker import Role, WorkerId

@@ -18,8 +18,7 @@ from ..connectors import CONNECTORS
 from ..connectors.leg import Handoff
 from ..connectors.p2p_nccl import shown_id
 from ..encoders.choosing import NamedEncoders
-from ..encoders.encoder_chooser import EncoderTurn
-from ..encoders.legs import EncodedTurn
+from ..encoders.encoder_chooser import EncodedTurn, EncoderTurn
 from ..errors import LegError
 from ..failures import Leg, Phase
 from ..fleet.booking import LegBooking

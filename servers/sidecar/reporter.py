@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from ppd.proxy.config import is_ipv6
 from ppd.proxy.discovery.heartbeat import MESSAGE_LIMIT_BYTES
 from ppd.proxy.discovery.turn_report import LEGS_LIMIT, LONGEST_NAME, FailedLeg, TurnReport
-from ppd.proxy.encoders.legs import LABEL
+from ppd.proxy.encoders.answers import LABEL
 from ppd.proxy.failures import Leg
 from ppd.proxy.telemetry.receipts import Receipt
 

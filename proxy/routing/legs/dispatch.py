@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from ...bodies.body_reader import BodyReader
 from ...config import ProxyConfig
-from ...encoders.legs import EncoderLegs
 from ...errors import LegError
 from ...failures import Leg
 from ...fleet.worker import Worker
@@ -16,6 +15,7 @@ from ...upstream.client import Upstream
 from ..attempt import Attempt, OpenAnswer
 from ..state import State
 from .by_sidecar import sidecar_leg
+from .encoder_legs import EncoderLegs
 from .handoff_release import HandoffRelease
 from .one_leg import OneLeg
 from .split import Split
@@ -32,9 +32,7 @@ class Dispatcher:
         state: State,
         bodies: BodyReader,
     ) -> None:
-        self._encoders = EncoderLegs(
-            config, upstream, state.encoders, state.registry, state.health, state.poisoned, state.metrics, state.now
-        )
+        self._encoders = EncoderLegs(config, upstream, state)
         self._health = state.health
         self._now = state.now
         self._upstream = upstream

@@ -4,70 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 
-import msgspec
-
-from ..config import ProxyConfig
-from ..connectors.leg import REQUEST_ID
-from ..errors import LegError, refusal
-from ..failures import Cause, Leg, Phase
-from ..fleet.registry import Registry
-from ..fleet.view import WorkerView
-from ..health.poisoned_prompts import PoisonedPrompts, is_loss, life_of
-from ..health.worker_health import WorkerHealth
-from ..media.items import MediaItem
-from ..openai.request import Endpoint
-from ..telemetry.metrics import Metrics
-from ..telemetry.receipts import EncoderLegRecord, EncoderRecord
-from ..upstream.call import Call, Timeouts
-from ..upstream.client import Upstream
-from .answers import EncodedItems, leg_body, read_answer
-from .choosing import ItemDecision, left_to_worker
-from .encoder_chooser import EncoderChooser, EncoderTurn, as_text
+from ...config import ProxyConfig
+from ...connectors.leg import REQUEST_ID
+from ...encoders.answers import LABEL, EncodedItems, leg_body, read_answer
+from ...encoders.choosing import ItemDecision, left_to_worker
+from ...encoders.encoder_chooser import EncodedTurn, EncoderTurn, as_text
+from ...errors import LegError, refusal
+from ...failures import Cause, Leg, Phase
+from ...fleet.view import WorkerView
+from ...health.poisoned_prompts import is_loss, life_of
+from ...media.items import MediaItem
+from ...openai.request import Endpoint
+from ...telemetry.receipts import EncoderLegRecord, EncoderRecord
+from ...upstream.call import Call, Timeouts
+from ...upstream.client import Upstream
+from ..state import State
 
 log = logging.getLogger(__name__)
 
-LABEL = "encode"
 LEGS_AT_ONCE = 32  # asked in one step of the loop: each takes some 0.1 ms, and a request may have hundreds of items
-
-
-class EncodedTurn(msgspec.Struct):
-    """A turn's media once the encoders are done with them; `computed` is called when its prompt is, well or not."""
-
-    items: EncodedItems = EncodedItems()
-    record: EncoderRecord | None = None  # None: the fleet has no encoder
-    is_late: bool = False  # its first token waits until its worker has encoded some of them
-    on_computed: Callable[[bool], None] | None = None
-
-    def computed(self, *, well: bool) -> None:
-        if self.on_computed is not None:
-            on_computed, self.on_computed = self.on_computed, None
-            on_computed(well)
 
 
 class EncoderLegs:
     """Asks the encoders that are chosen for a turn."""
 
-    def __init__(
-        self,
-        config: ProxyConfig,
-        upstream: Upstream,
-        chooser: EncoderChooser,
-        registry: Registry,
-        health: WorkerHealth,
-        poisoned: PoisonedPrompts,
-        metrics: Metrics,
-        now: Callable[[], float],
-    ) -> None:
-        self._chooser = chooser
+    def __init__(self, config: ProxyConfig, upstream: Upstream, state: State) -> None:
+        self._chooser = state.encoders
         self._upstream = upstream
-        self._registry = registry
-        self._health = health
-        self._poisoned = poisoned
-        self._metrics = metrics
-        self._now = now
+        self._registry = state.registry
+        self._health = state.health
+        self._poisoned = state.poisoned
+        self._metrics = state.metrics
+        self._now = state.now
         self._limit_s = config.encoder_timeout_s
         self._timeouts = Timeouts(config.connect_timeout_s, config.encoder_timeout_s, config.encoder_timeout_s)
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import count
 from typing import Any, cast
 
-from msgspec.structs import replace
+import msgspec
 
 from ppd.proxy.bodies.named_media import with_named_media
 from ppd.proxy.config import EncoderUse, ProxyConfig
-from ppd.proxy.encoders.legs import LABEL, LEGS_AT_ONCE, EncoderLegs
+from ppd.proxy.encoders.answers import LABEL
 from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Phase
+from ppd.proxy.routing.legs.encoder_legs import LEGS_AT_ONCE, EncoderLegs
 from ppd.proxy.routing.state import State
 from ppd.proxy.upstream.client import Upstream
 from tests.proxy.encoders.test_encoder_chooser import fleet, turn
@@ -37,25 +39,16 @@ class NeverWell:
         return exc
 
 
-def legs(state: State, upstream: NeverWell, now: Callable[[], float]) -> EncoderLegs:
-    return EncoderLegs(
-        ProxyConfig(),
-        cast("Upstream", upstream),
-        state.encoders,
-        state.registry,
-        state.health,
-        state.poisoned,
-        state.metrics,
-        now,
-    )
+def legs(state: State, upstream: NeverWell) -> EncoderLegs:
+    return EncoderLegs(ProxyConfig(), cast("Upstream", upstream), state)
 
 
 async def test_hundreds_of_items_are_not_asked_for_in_one_step_of_the_loop(clock: FakeClock) -> None:
     state, upstream, items = fleet(clock, EncoderUse.ALWAYS), NeverWell(), 3 * LEGS_AT_ONCE
     said = parse(prompt=[user([image(f"http://x/{number}") for number in range(items)])])
-    named = replace(turn(state), request=with_named_media(said, "tenant", items))
+    named = msgspec.structs.replace(turn(state), request=with_named_media(said, "tenant", items))
     async with upstream.rounds.counted():
-        encoded = await legs(state, upstream, clock).encode(named)
+        encoded = await legs(state, upstream).encode(named)
     assert encoded.record is not None and len(encoded.record.legs) == items
     asked = upstream.rounds.done
     assert asked.total() == items
@@ -69,7 +62,7 @@ async def test_a_leg_takes_as_long_in_the_metrics_as_in_its_receipt() -> None:
     def ticking() -> float:
         return clock() + next(seconds)
 
-    encoded = await legs(state, NeverWell(), ticking).encode(turn(state))
+    encoded = await legs(replace(state, now=ticking), NeverWell()).encode(turn(state))
     assert encoded.record is not None
     took_s = sum((leg.ended_s or 0.0) - leg.started_s for leg in encoded.record.legs)
     assert state.metrics.registry.get_sample_value("ppd_leg_seconds_sum", {"leg": LABEL}) == took_s > 0

@@ -113,9 +113,10 @@ class Settings:
             return self._reread_endpoints(self._endpoints)
         return None
 
-    def _reread_endpoints(self, found: EndpointsOfFile) -> bool:
+    def _reread_endpoints(self, found: EndpointsOfFile) -> bool | None:
         try:
-            found.reread(may_be_empty=self.config.allow_empty)
+            if not found.reread(may_be_empty=self.config.allow_empty):
+                return None
         except PPDError as exc:
             log.error("the changed file of endpoints is not used: %s", exc)
             return False

@@ -40,10 +40,13 @@ class KeyRing:
 
     def look(self) -> bool | None:
         """Reloads the file if it has changed and is no longer being written; None if not."""
-        return self.reload() if self._watched.are_new() else None
+        return self.reload(self._watched.have_rested) if self._watched.are_new() else None
 
-    def reload(self) -> bool:
-        """False, logged and with nothing changed, if the file cannot be used."""
+    def reload(self, may_remove: Callable[[], bool] = lambda: True) -> bool | None:
+        """False, logged and with nothing changed, if the file cannot be used; None, if no key may be removed yet.
+
+        A file that is cut between two keys can be used too.
+        """
         try:
             keys = self._load()
         except ConfigError as exc:
@@ -51,6 +54,8 @@ class KeyRing:
             return False
         before = {entry.client.name: entry for entry in self._keys.entries}
         after = {entry.client.name: entry for entry in keys.entries}
+        if before.keys() - after.keys() and not may_remove():
+            return None
         changed = sorted(name for name in before.keys() & after.keys() if before[name] != after[name])
         log.info(
             "keys: %d in force; added: %s; removed: %s; changed: %s",

@@ -37,12 +37,16 @@ class EndpointsOfFile:
     def are_new(self) -> bool:
         return self.is_watched and self._watched.are_new()
 
-    def reread(self, *, may_be_empty: bool) -> None:
-        """ConfigError, with nothing changed, where the file cannot be used."""
+    def reread(self, *, may_be_empty: bool) -> bool:
+        """False: it lacks workers that may still come. ConfigError, with nothing changed, where it cannot be used."""
         workers = self._read()
         if self.workers and not workers and not may_be_empty:
             raise ConfigError(f"{KEY}, {self.path}: none is left of {len(self.workers)} endpoints", param=KEY)
+        lost = {worker.id for worker in self.workers} - {worker.id for worker in workers}
+        if lost and not self._watched.have_rested():
+            return False
         self.workers = workers
+        return True
 
     def _read(self) -> tuple[Worker, ...]:
         document, _ = read_yaml(KEY, Path(self.path))

@@ -67,9 +67,15 @@ class Tls:
         except ConfigError as exc:
             log.error("changed certificates are not used: %s", exc)
             return False
+        if _authorities(self._context) - _authorities(made) and not self._watched.have_rested():
+            return None  # the file may be cut between two certificates, and the rest still come
         self._context = made
         log.info("changed certificates are in force")
         return True
+
+
+def _authorities(context: ssl.SSLContext | None) -> set[bytes]:
+    return set() if context is None else set(context.get_ca_certs(binary_form=True))
 
 
 def client_tls(config: ProxyConfig, now: Callable[[], float] = time.time) -> Tls | None:

@@ -40,6 +40,14 @@ class WatchedFiles:
             log.error("%s: is a pipe or a device now, and is not read", ", ".join(endless))
         return not endless
 
+    def have_rested(self) -> bool:
+        """Whether new files have been still for `STILL_IF_SHORTER`; if not, they are new at the next call too.
+
+        To be asked where they lack something: it may still come, though they are longer than those before.
+        """
+        self._must_read = self._still < STILL_IF_SHORTER
+        return not self._must_read
+
     def look_again(self) -> None:
         """Counts the files as changed."""
         self._must_read = True

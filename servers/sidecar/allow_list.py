@@ -47,6 +47,10 @@ class Allowed:
                 raise _refused(flag, entry, ENTRIES) from None
         return cls(tuple(ranges), frozenset(addresses))
 
+    def covers(self, other: Allowed) -> bool:
+        """Whether it has all entries of the other one."""
+        return set(self.ranges) >= set(other.ranges) and self.addresses >= other.addresses
+
     def has(self, address: str) -> bool:
         """address: host:port, in lower case."""
         if address in self.addresses:
@@ -87,11 +91,14 @@ class AllowList:
         if self._file is None or not self._watched.are_new():
             return
         try:
-            self.allowed = self._read(self._file)
+            allowed = self._read(self._file)
         except ConfigError as exc:
             log.error("the changed list %s is not used: %s", self._flag, exc.message)
-        else:
-            log.info("the changed list %s is in force", self._flag)
+            return
+        if not allowed.covers(self.allowed) and not self._watched.have_rested():
+            return  # it may be cut between two lines, and the rest still come
+        self.allowed = allowed
+        log.info("the changed list %s is in force", self._flag)
 
     def check(self, named: str, header: str) -> str:
         """The address that a header names, in lower case; Forbidden if it is not allowed."""

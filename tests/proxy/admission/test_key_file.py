@@ -11,6 +11,7 @@ import pytest
 from ppd.proxy.admission.key_file import KeyRing, load
 from ppd.proxy.admission.keys import Client, encode, hash_of
 from ppd.proxy.errors import ConfigError
+from ppd.proxy.runtime.watched_files import STILL_IF_SHORTER
 
 
 def entry(key: str, priority: int = 0) -> str:
@@ -106,7 +107,7 @@ def test_without_an_admin_key_no_client_is_suspected(file: Path) -> None:
 
 
 def test_a_change_is_taken_once_and_only_when_the_file_is_at_rest(file: Path) -> None:
-    whole = entry("one") + entry("new")
+    whole = entry("one") + entry("two") + entry("new")
     ring = KeyRing(file)
     assert ring.look() is None
     file.write_text(whole[: whole.index("[[key]]", 1)])  # half of it is a good file
@@ -115,7 +116,7 @@ def test_a_change_is_taken_once_and_only_when_the_file_is_at_rest(file: Path) ->
     assert ring.look() is None
     assert held(ring, "one", "two", "new") == ["one", "two"]
     assert ring.look() is True
-    assert held(ring, "one", "two", "new") == ["one", "new"]
+    assert held(ring, "one", "two", "new") == ["one", "two", "new"]
     assert ring.look() is None
 
 
@@ -129,6 +130,18 @@ def test_a_writer_that_pauses_between_two_keys_withdraws_none(file: Path) -> Non
     file.write_text(one + two + new)
     assert [ring.look(), ring.look()] == [None, True]
     assert held(ring, "one", "two", "new") == ["one", "two", "new"]
+
+
+def test_a_longer_file_that_lacks_a_key_is_waited_for_as_a_shorter_one(file: Path) -> None:
+    """Its writer may have come to that border of two keys, and write on."""
+    ring, note = KeyRing(file), "# " + "a long history of these keys " * 20 + "\n"
+    file.write_text(note + entry("one"))
+    assert [ring.look() for _ in range(STILL_IF_SHORTER)] == [None] * STILL_IF_SHORTER
+    file.write_text(note + entry("one") + entry("two"))
+    assert [ring.look() for _ in range(2)] == [None, True]
+    file.write_text(note * 2 + entry("one"))
+    assert [ring.look() for _ in range(1 + STILL_IF_SHORTER)] == [None] * STILL_IF_SHORTER + [True]
+    assert held(ring, "one", "two") == ["one"]
 
 
 def test_a_change_between_reading_and_watching_is_not_missed(file: Path) -> None:
@@ -146,7 +159,7 @@ def test_a_bad_file_is_logged_once_and_a_good_one_taken_after_it(file: Path) -> 
     beside = file.with_name("beside")
     beside.write_text(entry("two"))
     beside.replace(file)
-    assert [ring.look() for _ in range(3)] == [None, True, None]
+    assert [ring.look() for _ in range(STILL_IF_SHORTER + 2)] == [*[None] * STILL_IF_SHORTER, True, None]
     assert held(ring, "one", "two") == ["two"]
 
 

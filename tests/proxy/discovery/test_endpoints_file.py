@@ -10,6 +10,7 @@ from ppd.proxy.config.yaml_document import parse_yaml
 from ppd.proxy.discovery.endpoints_file import EndpointsOfFile, endpoints_in
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role, Source, Worker
+from ppd.proxy.runtime.watched_files import STILL_IF_SHORTER
 
 
 def found(text: str) -> tuple[Worker, ...]:
@@ -85,7 +86,19 @@ def test_a_file_that_cannot_be_used_or_is_emptied_changes_nothing(tmp_path: Path
         with pytest.raises(ConfigError):
             known.reread(may_be_empty=False)
         assert known.workers == before
-    known.reread(may_be_empty=True)
+    assert not known.reread(may_be_empty=True), "it has not been still for long enough"
+    while not (known.are_new() and known.reread(may_be_empty=True)):
+        assert known.workers == before
     assert known.workers == ()
     with pytest.raises(ConfigError, match="must be a readable file"):
         EndpointsOfFile(str(tmp_path / "none.yaml"), is_watched=False)
+
+
+def test_a_file_that_lacks_workers_is_waited_for_though_it_is_longer(tmp_path: Path) -> None:
+    """Its writer may have come to that border of two entries, and write on."""
+    (file := tmp_path / "endpoints.yaml").write_text(ONE + "- {name: b, address: 10.0.0.6, port: 80}\n")
+    known = EndpointsOfFile(str(file), is_watched=True)
+    file.write_text("# " + "a long history " * 10 + "\n" + ONE)
+    looks = [known.are_new() and known.reread(may_be_empty=False) for _ in range(2 + STILL_IF_SHORTER)]
+    assert looks == [*[False] * STILL_IF_SHORTER, True, False]
+    assert [worker.address for worker in known.workers] == ["10.0.0.5:80"]

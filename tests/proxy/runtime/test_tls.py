@@ -209,3 +209,16 @@ def test_a_renewed_authority_counts(files: dict[str, str], tmp_path: Path) -> No
     shutil.copyfile(Authority(tmp_path, "another").ca, authorities)
     assert [tls.look(), looked(tls)] == [None, True]
     assert [cert["subject"][0][0][1] for cert in tls.context.get_ca_certs()] == ["another"]
+
+
+def test_a_longer_file_that_lacks_an_authority_is_waited_for_as_a_shorter_one(
+    files: dict[str, str], tmp_path: Path
+) -> None:
+    """Its writer may have come to that border of two certificates, and write on."""
+    authorities, another = tmp_path / "ca.pem", Authority(tmp_path, "another")
+    one, other = (Path(file).read_text() for file in (files["ca"], another.ca))
+    authorities.write_text(one + other)
+    tls = worker_tls(ProxyConfig(worker_ca_file=str(authorities)))
+    authorities.write_text("a long history " * 200 + "\n" + one)
+    assert [tls.look() for _ in range(1 + STILL_IF_SHORTER)] == [None] * STILL_IF_SHORTER + [True]
+    assert len(tls.context.get_ca_certs()) == 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -59,7 +59,7 @@ class GuardedExchange:
         self.room = room
         self._more = _encoded(more)
         self._body_bytes = 0
-        self._refused: PPDError | None = None  # why it was cut, if not because the process stops
+        self.refused: PPDError | None = None  # why it was cut, if not because the process stops
         self.is_multiplexed: bool = scope["http_version"] >= "2"
         self.is_draining = False
         self.record: AccessRecord | None = None
@@ -107,7 +107,7 @@ class GuardedExchange:
 
     def refuse_body(self, error: PPDError) -> None:
         """Instead of an answer to it."""
-        self._refused, self.is_draining = error, True
+        self.refused, self.is_draining = error, True
         self.cut()
 
     def body_bytes(self) -> int:
@@ -180,7 +180,7 @@ class GuardedExchange:
         if self.is_complete:
             return
         if not self._has_begun:
-            await self.refuse(self._refused or draining())
+            await self.refuse(self.refused or draining())
         elif self._is_event_stream and self._tail.endswith(EVENT_ENDS):
             error = broken_off(_ENDPOINTS.get(self.scope["path"], Endpoint.CHAT), draining().message, 503)
             await self.send({"type": "http.response.body", "body": error, "more_body": False})
@@ -216,12 +216,25 @@ class Edge:
         drain: Drain,
         body_memory: BodyMemory,
         access: AccessLog | None = None,
+        rejected: Callable[[int], None] = lambda status: None,
     ) -> None:
+        """rejected: told the status of each turn that is refused here."""
         self.body_memory = body_memory
         self.requests = OpenRequests(config, drain, access)
         self.origins = Origins(config.cors_allow_origins)
         self._app = app
         self._config = config
+        self._rejected = rejected
+
+    def count(self, method: str, path: str, status: int) -> None:
+        """A request that is refused before it comes to the application."""
+        if method == "POST" and path in _ENDPOINTS:
+            self._rejected(status)
+
+    def refused(self, method: str, path: str, status: int) -> None:
+        """A request that is refused before it comes here."""
+        self.count(method, path, status)
+        self.requests.refused(method, path, status)
 
     async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         if scope["type"] != "http":  # WebSocket is not supported
@@ -249,7 +262,7 @@ class Edge:
                 exchange.is_draining = True  # the bytes that follow may not be a request
                 await self._refuse(exchange, refusal)
             if exchange.is_cut:
-                await exchange.finish()
+                await self._finish(exchange)
         except TimeoutError:
             pass  # the client does not read its answer
         except LegError:  # in the middle of an answer that is passed through
@@ -294,7 +307,13 @@ class Edge:
             exchange.room.watch(exchange.body_bytes, exchange.refuse_body)
         return None
 
+    async def _finish(self, exchange: GuardedExchange) -> None:
+        if exchange.refused is not None:
+            self.count(exchange.scope["method"], exchange.scope["path"], exchange.refused.status)
+        await exchange.finish()
+
     async def _refuse(self, exchange: GuardedExchange, refusal: PPDError) -> None:
+        self.count(exchange.scope["method"], exchange.scope["path"], refusal.status)
         hearing = asyncio.create_task(exchange.discard_body())
         try:
             await exchange.refuse(refusal)

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
-from hypercorn.typing import ASGIFramework
-
 from ..admission.web_pages import Headers
 from ..errors import RequestError
 from ..telemetry.access_log import RECORD
 from . import response
+from .asgi_edge import Edge
 from .http1_connection import HELD_BYTES, ClientConnection
 from .request_head import RequestHead
 
@@ -28,12 +27,12 @@ class AsgiExchange:
 
     buffer = None
 
-    def __init__(self, connection: ClientConnection, head: RequestHead, app: ASGIFramework, more: Headers = ()) -> None:
-        """more: headers of an answer that does not come from the application."""
+    def __init__(self, connection: ClientConnection, head: RequestHead, edge: Edge, more: Headers = ()) -> None:
+        """edge: the application behind its limits; more: headers of an answer that does not come from it."""
         self._connection = connection
         self._more = more
         self._head = head
-        self._app = app
+        self._edge = edge
         self._task: asyncio.Task[None] | None = None
         self._parts: list[bytes] = []  # not yet taken by the application
         self._held_bytes = 0
@@ -62,6 +61,7 @@ class AsgiExchange:
         if self._refused is None:
             self._task = asyncio.create_task(self._run())
         else:
+            self._edge.refused(*self._named(), self._refused.status)
             self._connection.write(response.refusal(self._refused, self._head.target, self._more))
             self._connection.finished(keeps_alive=False)
 
@@ -86,6 +86,7 @@ class AsgiExchange:
         if not self._has_answered:
             self._has_answered = True
             self._connection.write(response.refusal(error, self._head.target, self._more))
+            self._edge.count(*self._named(), error.status)
             if (record := self._asked.get("state", {}).get(RECORD)) is not None:
                 record.status = error.status
         self.leave()
@@ -108,7 +109,7 @@ class AsgiExchange:
     async def _run(self) -> None:
         try:
             self._asked = self._scope()
-            await self._app(self._asked, self._receive, self._send)  # type: ignore[arg-type]
+            await self._edge(self._asked, self._receive, self._send)  # type: ignore[arg-type]
         except Exception:
             log.exception("the application failed")
         self._is_over = True
@@ -117,15 +118,20 @@ class AsgiExchange:
         elif not self._is_gone:
             self._connection.abort()
 
+    def _named(self) -> tuple[str, str]:
+        """The method and the path that it asks for."""
+        return self._head.method.decode("ascii"), unquote(self._head.target.partition(b"?")[0].decode("latin-1"))
+
     def _scope(self) -> dict[str, Any]:
+        method, name = self._named()
         path, _, query = self._head.target.partition(b"?")
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": self._head.version,
-            "method": self._head.method.decode("ascii"),
+            "method": method,
             "scheme": "https" if self._connection.limits.is_tls else "http",
-            "path": unquote(path.decode("latin-1")),
+            "path": name,
             "raw_path": path,
             "query_string": query,
             "root_path": "",

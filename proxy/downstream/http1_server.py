@@ -40,7 +40,7 @@ class Http1Server:
         more = () if origins.is_off else origins.headers(head.fields.get("origin"), unquote(path.decode("latin-1")))
         refused = _head_error(head)
         if refused is not None:
-            note = partial(self._edge.requests.refused, head.method.decode("latin-1"), path.decode("latin-1"))
+            note = partial(self._edge.refused, head.method.decode("latin-1"), path.decode("latin-1"))
             return RefusedExchange(connection, refused, note, head.target, more)
         endpoint = _TURNS.get(path) if head.method == b"POST" else None
         if endpoint is None or self._turns is None:
@@ -48,7 +48,7 @@ class Http1Server:
         return TurnExchange(connection, head, endpoint, self._turns, self._edge.body_memory.room(), more)
 
     def refusal(self, connection: ClientConnection, error: RequestError) -> Exchange:
-        return RefusedExchange(connection, error, partial(self._edge.requests.refused, "", ""))
+        return RefusedExchange(connection, error, partial(self._edge.refused, "", ""))
 
 
 def _head_error(head: RequestHead) -> RequestError | None:

@@ -147,7 +147,7 @@ async def serve_site(
 ) -> None:
     """As `serve`, of anything that answers turns. tls: towards clients."""
     config = site.config
-    edge = Edge(site.app, config, site.drain, site.body_memory, site.access_log)
+    edge = Edge(site.app, config, site.drain, site.body_memory, site.access_log, site.turns.rejected)
     http1 = Http1Server(edge, None if config.data_plane is DataPlane.ASGI else site.turns, config)
     connections = Connections(http1, HypercornServer(edge, config), config, tls, site.state.now, site.poller)
     if site.shares_port:

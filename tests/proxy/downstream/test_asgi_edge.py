@@ -77,6 +77,19 @@ class Connection:
         self.said = "spoilt"
 
 
+def scope(connection: Connection, path: str, version: str = "1.1") -> Any:
+    return {
+        "type": "http",
+        "http_version": version,
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(b"host", b"h")],
+        "state": {"connection": connection},
+    }
+
+
 @pytest.mark.parametrize(("version", "said"), [("1.1", "broken off"), ("2", "spoilt")])
 async def test_of_an_answer_that_its_worker_breaks_off_the_client_has_not_left(version: str, said: str) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -89,18 +102,26 @@ async def test_of_an_answer_that_its_worker_breaks_off_the_client_has_not_left(v
     connection, kept = Connection(), Kept()
     memory, log = BodyMemory(1 << 20, 1.0), AccessLog(as_json=True, lines=kept)
     edge = Edge(cast(Any, app), ProxyConfig(), Drain(), memory, log)
-    scope = {
-        "type": "http",
-        "http_version": version,
-        "method": "POST",
-        "path": "/v1/embeddings",
-        "raw_path": b"/v1/embeddings",
-        "query_string": b"",
-        "headers": [(b"host", b"h")],
-        "state": {"connection": connection},
-    }
-    await edge(cast(Any, scope), ignore, ignore)
+    await edge(scope(connection, "/v1/embeddings", version), ignore, ignore)
     assert connection.said == said
     (line,) = kept.lines
     told = json.loads(line)
     assert (told["status"], told["outcome"]) == (200, "broken")
+
+
+@pytest.mark.parametrize(("path", "counted"), [("/v1/chat/completions", [413]), ("/v1/embeddings", [])])
+async def test_a_turn_whose_body_gets_no_memory_as_it_comes_counts_as_rejected(path: str, counted: list[int]) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert (await receive())["type"] == "http.disconnect"
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"x" * 2000, "more_body": True}
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    sent: list[Any] = []
+    rejected: list[int] = []
+    edge = Edge(cast(Any, app), ProxyConfig(), Drain(), BodyMemory(1000, 1.0), rejected=rejected.append)
+    await edge(scope(Connection(), path), receive, send)
+    assert (sent[0]["status"], rejected) == (413, counted)

@@ -84,7 +84,7 @@ def turn_app(config: ProxyConfig, turns: TurnService) -> Quart:
                 record.receipt = caller.receipt
             body = await whole_body(config.idle_timeout_s, config.body_limit_bytes)
         except (PPDError, RequestEntityTooLarge) as exc:
-            turns.rejected(exc.status if isinstance(exc, PPDError) else BodyTooLarge.status)
+            turns.rejected(_status(exc))
             raise
         return _response(await turns.answer(caller, body))
 
@@ -92,6 +92,10 @@ def turn_app(config: ProxyConfig, turns: TurnService) -> Quart:
         app.add_url_rule(endpoint.value, f"turn_{endpoint.name}", turn, methods=["POST"])
     _error_handlers(app)
     return app
+
+
+def _status(exc: PPDError | RequestEntityTooLarge) -> int:
+    return exc.status if isinstance(exc, PPDError) else BodyTooLarge.status
 
 
 def _record() -> AccessRecord | None:
@@ -176,8 +180,8 @@ def _counted(proxy: Proxy, endpoint: str) -> Iterator[Callable[[int], None]]:
 
     try:
         yield count
-    except PPDError as exc:
-        count(exc.status)
+    except (PPDError, RequestEntityTooLarge) as exc:
+        count(_status(exc))
         raise
 
 

@@ -177,7 +177,7 @@ async def test_all_records_of_a_spoilt_fleet_agree(
 
 async def test_requests_outside_of_sessions_count_by_what_their_clients_got() -> None:
     got: Counter[Labels] = Counter()
-    async with Fleet.of("R1", mode=Mode.REPLICA, queue_timeout_s=0.1) as fleet:
+    async with Fleet.of("R1", mode=Mode.REPLICA, queue_timeout_s=0.1, body_limit_bytes=20_000) as fleet:
 
         async def ask(path: str, body: Any) -> None:
             answer = await fleet.post(path, body)
@@ -187,10 +187,12 @@ async def test_requests_outside_of_sessions_count_by_what_their_clients_got() ->
             await ask("/v1/embeddings", {"model": "sim", "input": "x"})
         await ask("/v1/embeddings", {"model": "none", "input": "x"})
         await ask("/v1/embeddings", [1])
+        await ask("/v1/embeddings", {"model": "sim", "input": "x" * 30_000})
+        await ask("/v1/responses/resp_none/cancel", {"x": "x" * 30_000})
         await ask("/v1/responses/resp_none/cancel", {})
         await fleet.kill("R1")
         await ask("/v1/embeddings", {"model": "sim", "input": "x"})
-        assert len(got) >= 5
+        assert len(got) >= 7
         assert (await counted(fleet))["ppd_passthrough_requests_total"] == got
 
 

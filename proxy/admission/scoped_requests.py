@@ -38,6 +38,8 @@ def _is_known(response_id: str, prompt: Prompt, sessions: SessionTable) -> bool:
     return scope is not None and sessions.holder(response_key(prompt.chain.hasher, scope, response_id)) is not None
 
 
-def no_such_response(response_id: str, param: str = "response_id") -> NotFound:
+def no_such_response(response_id: str, param: str = "response_id", asked: int | None = None) -> NotFound:
+    """asked: so many workers, and others that may have it were not; None: nobody has it."""
+    where = "" if asked is None else f" on {asked} workers; no others were asked"
     shown = response_id if len(response_id) <= RESPONSE_ID_LIMIT else f"{response_id[:RESPONSE_ID_LIMIT]}..."
-    return NotFound(f"Response with id {shown!r} not found.", param=param)
+    return NotFound(f"Response with id {shown!r} not found{where}.", param=param)

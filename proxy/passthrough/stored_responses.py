@@ -61,8 +61,10 @@ class StoredResponses:
         if client.scope is not None and not client.scope.owns(response_id) and not holders:
             raise no_such_response(response_id)
         self._state.rate_limits.take(client, 0, self._state.now())
-        failure: LegError | NotFound = no_such_response(response_id)
-        for view in self._candidates(holders)[: search_limit(client, response_id)]:
+        candidates, limit = self._candidates(holders), search_limit(client, response_id)
+        asked = limit if limit < len(candidates) else None
+        failure: LegError | NotFound = no_such_response(response_id, asked=asked)
+        for view in candidates[:limit]:
             try:
                 answer = await self._upstream.ask(
                     Call(view.worker), path, method=method, headers=headers, timeouts=self._timeouts

@@ -117,8 +117,12 @@ class FailedAttempts:
             self.handing_over += 1
         elif exc.cause not in _ENDS_WITH_THE_FLEET:
             self.answering += 1
-        searched = sum(failure.cause is Cause.UNKNOWN_RESPONSE for failure in self.keys.values())
-        return self.answering < self.limit and searched < self.search_limit
+        return self.answering < self.limit and not self.has_searched
+
+    @property
+    def has_searched(self) -> bool:
+        """So many workers lack the stored response that no others are asked."""
+        return sum(exc.cause is Cause.UNKNOWN_RESPONSE for exc in self.keys.values()) >= self.search_limit
 
     def forgive_unreached(self) -> set[Key]:
         """Workers that were not reached may be asked again: these."""

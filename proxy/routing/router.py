@@ -13,8 +13,9 @@ from functools import partial
 import msgspec
 
 from ..admission.keys import Client
+from ..admission.scoped_requests import no_such_response
 from ..config import ProxyConfig
-from ..errors import LegError
+from ..errors import LegError, PPDError
 from ..failures import ROWS, Cause, FailureRule, Leg
 from ..fleet.worker import WorkerId
 from ..health.poisoned_prompts import is_loss, life_of
@@ -96,7 +97,7 @@ class Router:
                 if is_loss(exc) and self._is_poisoned(job.request, attempt, exc):
                     raise workers_lost(exc) from exc
                 if not may or _has_lost_response(exc, job):
-                    raise failed.error() from None
+                    raise _error(failed, job) from None
             except BaseException:
                 health.left(decision, attempt.asked_s)
                 raise
@@ -160,6 +161,13 @@ def search_limit(client: Client, response_id: str) -> int:
     One wrong id shall not cost a large fleet a request each; but who shows an id that was made for him has not guessed.
     """
     return sys.maxsize if client.scope is not None and client.scope.owns(response_id) else MOST_SEARCHED
+
+
+def _error(failed: FailedAttempts, job: Job) -> PPDError:
+    previous = job.request.prompt.previous_response_id
+    if previous is None or not failed.has_searched:
+        return failed.error()
+    return no_such_response(previous, "previous_response_id", int(failed.search_limit))
 
 
 def _has_lost_response(exc: LegError, job: Job) -> bool:

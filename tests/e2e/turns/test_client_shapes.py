@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from ppd.proxy.config import Mode
+from ppd.proxy.routing import router
 from ppd.servers.sim.core.fault_orders import FaultKind, Faults, Order
 from tests.support.credentials import bearer, client, key_of, write_keys
 from tests.support.scripted_workers import odd_worker
@@ -109,6 +110,19 @@ async def test_a_response_that_no_engine_has_stored_is_asked_of_each_once(start_
         assert [len(engine.received) for engine in fleet.engines.values()] == [1, 1, 1]
         assert (await fleet.post("/v1/responses", {"model": "sim", "input": "hi"})).status == 200
         assert not fleet.proxy.state.health.breakers.blocked(fleet.proxy.state.now())
+
+
+async def test_a_turn_is_told_where_not_all_engines_were_asked_for_a_stored_response(
+    start_fleet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router, "MOST_SEARCHED", 2)
+    async with start_fleet("R1 R2 R3", mode=Mode.REPLICA, engine=STORES) as fleet:
+        body = {"model": "sim", "input": "And?", "previous_response_id": "resp_unknown"}
+        turn = await fleet.post("/v1/responses", body)
+        assert sum(len(engine.received) for engine in fleet.engines.values()) == 2
+        error = turn.body["error"]
+        assert (turn.status, error["param"]) == (404, "previous_response_id")
+        assert error["message"] == "Response with id 'resp_unknown' not found on 2 workers; no others were asked."
 
 
 async def test_an_engine_that_stores_nothing_is_believed(start_fleet: Any) -> None:

@@ -37,16 +37,16 @@ class NobodyHasIt:
 
 
 @pytest.mark.parametrize(
-    ("scope", "made_for", "asked"),
+    ("scope", "made_for", "asked", "told"),
     [
-        (None, None, MOST_SEARCHED),
-        (OWN, OWN, WORKERS),
-        (OWN, OTHER, 0),
-        (OWN, None, 0),
+        (None, None, MOST_SEARCHED, f"not found on {MOST_SEARCHED} workers; no others were asked."),
+        (OWN, OWN, WORKERS, "not found."),
+        (OWN, OTHER, 0, "not found."),
+        (OWN, None, 0, "not found."),
     ],
 )
 async def test_an_id_that_was_made_for_the_client_is_asked_of_all(
-    scope: TenantScope | None, made_for: TenantScope | None, asked: int
+    scope: TenantScope | None, made_for: TenantScope | None, asked: int, told: str
 ) -> None:
     response_id = "resp_made-up" if made_for is None else made_for.new_response_id()
     config = ProxyConfig(heartbeat_port=0)
@@ -58,7 +58,8 @@ async def test_an_id_that_was_made_for_the_client_is_asked_of_all(
     workers: Any = NobodyHasIt()
     stored = StoredResponses(config, proxy.state, workers)
     client = Client(name="one", tenant="one", scope=scope)
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound) as refused:
         await stored.forward("GET", f"/v1/responses/{response_id}", response_id, {}, client)
+    assert refused.value.message == f"Response with id {response_id!r} {told}"
     assert len(set(workers.asked)) == len(workers.asked) == asked
     proxy.listener.close()

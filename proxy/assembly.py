@@ -54,7 +54,7 @@ from .routing.service import TurnService
 from .routing.state import State
 from .runtime.loop_watch import LoopWatch
 from .runtime.tasks import Drain
-from .runtime.tls import Tls, worker_tls
+from .runtime.tls import Tls, client_tls, worker_tls
 from .sessions.hasher import Hasher
 from .sessions.table import SessionTable
 from .sessions.templates import TemplateOrder
@@ -70,6 +70,34 @@ from .tokenizer.prompt_tokenizer import PromptTokenizer
 from .upstream.client import Upstream
 
 log = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+"""Seconds, monotonic."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnFiles:
+    """What a process reads from the operator's files as it begins.
+
+    Of several processes the supervisor does, and looks on: so a successor begins with what was valid last, whatever the
+    files hold when its predecessor dies.
+    """
+
+    keys: KeyRing | None  # None: clients need no key
+    client_tls: Tls | None  # None: clients speak plain HTTP
+    worker_tls: Tls
+
+    @classmethod
+    def read(cls, config: ProxyConfig) -> OwnFiles:
+        """ConfigError if one cannot be used; also if the receipt log cannot be written."""
+        check_log(config.receipt_log)
+        return cls(keys=make_keys(config), client_tls=client_tls(config), worker_tls=worker_tls(config))
+
+    def look(self) -> None:
+        """Takes what has changed, as each process does; to be called every `WATCH_EVERY_S`."""
+        for one in (self.keys, self.client_tls, self.worker_tls):
+            if one is not None:
+                one.look()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +122,7 @@ class Proxy:
     canary: Canary
     listener: HeartbeatListener
     event_subscriber: EventSubscriber
-    keys: KeyRing | None  # None: clients need no key
-    tls: Tls  # towards workers
+    files: OwnFiles
     poller: plane.Poller | None
     drain: Drain
     loop_watch: LoopWatch
@@ -105,26 +132,27 @@ class Proxy:
     membership: Membership
 
 
-def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, member: Member | None = None) -> Proxy:
+def assemble(
+    settings: Settings, now: Clock = time.monotonic, member: Member | None = None, files: OwnFiles | None = None
+) -> Proxy:
     """The objects of a proxy, wired; no socket is open yet. ConfigError if a setting names an unusable file.
 
-    member: which of the proxy's processes this is; None: the only one.
+    member: which of the proxy's processes this is; None: the only one. files: None: they are read.
     """
     member, config = member or Member(), settings.config
     state = new_state(config, member, now, settings.laws)
     settings.returns = Returns(state.sessions, state.beliefs, state.forecasts)
-    drain, keys, tls, poller = Drain(), make_keys(config), worker_tls(config), make_poller(config, member.leads)
-    upstream = make_upstream(config, state, tls, poller)
+    drain, files, poller = Drain(), files or OwnFiles.read(config), make_poller(config, member.leads)
+    upstream = make_upstream(config, state, files.worker_tls, poller)
     handoff_release = HandoffRelease(state, upstream)
-    receipt_log = open_log(config.receipt_log, state.metrics) if config.receipt_log else None
-    learner = Learner(state, drain, receipt_log)
+    learner = Learner(state, drain, receipt_log := open_log(config, state.metrics))
     bodies = BodyReader(config, state.hasher, state.registry.aliases, templates=lambda: state.templates.known)
     canary, tokenizer = make_canary(config, state, upstream), make_tokenizer(config, state)
     chooser = Chooser(config, settings.rules(), state, learner, passed_over=canary.passed_over, tokenizer=tokenizer)
     router = Router(config, state, chooser, Dispatcher(config, upstream, handoff_release, state, bodies), learner)
     passthrough, body_memory = Passthrough(config, state, upstream, bodies), make_body_memory(config)
     state.metrics.watch(lambda: chain(_gauges(config, state), body_memory.gauges()))
-    prober = Prober(config, state.registry, upstream, now, probing_session, tls)
+    prober = Prober(config, state.registry, upstream, now, probing_session, files.worker_tls)
     replication = Replication(member, state, canary, prober, operated := make_operated(settings, chooser))
     return Proxy(
         settings=settings,
@@ -133,7 +161,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         learner=learner,
         chooser=chooser,
         handoff_release=handoff_release,
-        turns=TurnService(config, state, router, keys, bodies=bodies),
+        turns=TurnService(config, state, router, files.keys, bodies=bodies),
         passthrough=passthrough,
         model_list=ModelList(config, upstream, passthrough.candidates, now),
         stored_responses=StoredResponses(config, state, upstream),
@@ -145,8 +173,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         canary=canary,
         listener=HeartbeatListener(config, state.registry, state.metrics, now),
         event_subscriber=make_event_subscriber(config, state),
-        keys=keys,
-        tls=tls,
+        files=files,
         poller=poller,
         drain=drain,
         loop_watch=LoopWatch(member.pulse.beat, state.metrics.loop_lag.observe),
@@ -192,7 +219,7 @@ def make_operated(settings: Settings, chooser: Chooser) -> Operated:
     return Operated(settings, change, adopt)
 
 
-def new_state(config: ProxyConfig, member: Member, now: Callable[[], float], laws: WorkerLaws | None = None) -> State:
+def new_state(config: ProxyConfig, member: Member, now: Clock, laws: WorkerLaws | None = None) -> State:
     registry, retries = Registry(), RetryBudget(config.retry_share, config.retry_burst)
     metrics = Metrics(refusals=(*MESSAGES, REASON))
     hasher = Hasher(member.secret)
@@ -279,15 +306,21 @@ def open_access_log(config: ProxyConfig) -> AccessLog | None:
     return AccessLog(as_json=config.access_log is AccessFormat.JSON)
 
 
-def open_log(path: str, metrics: Metrics) -> ReceiptLog:
-    """ConfigError if the file can't be written: at the start, not when the first receipt is lost."""
+def check_log(path: str) -> None:
+    """ConfigError if the file can't be written: at the start, not when the first receipt is lost. Empty: no file."""
     try:
-        Path(path).open("ab").close()
+        if path:
+            Path(path).open("ab").close()
     except OSError as exc:
         raise ConfigError(
             f"receipt_log = {path!r}: must be a file that can be written ({exc.strerror})", param="receipt_log"
         ) from exc
-    log = ReceiptLog(Path(path))
+
+
+def open_log(config: ProxyConfig, metrics: Metrics) -> ReceiptLog | None:
+    if not config.receipt_log:
+        return None
+    log = ReceiptLog(Path(config.receipt_log))
     metrics.watch(lambda: (lost_receipts(log.lost),))
     return log
 

@@ -126,11 +126,11 @@ def _body(reply: TurnReply) -> bytes | AsyncGenerator[bytes, None]:
 def _authenticated(proxy: Proxy) -> tuple[Client, dict[str, str]]:
     """The client, and the headers that a worker gets of its request."""
     headers = lowered(request.headers)
-    client = authenticate(headers, proxy.keys)
+    client = authenticate(headers, proxy.files.keys)
     if (record := _record()) is not None:
         record.client = client.name
     has_own = bool(proxy.settings.config.worker_api_key)
-    return client, leg_headers(headers, forwards_key=proxy.keys is None and not has_own, scope=client.scope)
+    return client, leg_headers(headers, forwards_key=proxy.files.keys is None and not has_own, scope=client.scope)
 
 
 def _passthrough_routes(app: Quart, proxy: Proxy) -> None:

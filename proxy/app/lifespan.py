@@ -41,9 +41,9 @@ def start(proxy: Proxy) -> Background:
     if proxy.settings.config.spare_connections:
         background.start("spare connections", partial(_keep_warm, proxy))
     background.start("drain", partial(_close_down, proxy))
-    if proxy.keys is not None:
-        background.start("keys", partial(proxy.keys.watch, proxy.state.metrics.reloaded))
-    background.start("certificates", partial(proxy.tls.watch, proxy.state.metrics.reloaded))
+    if proxy.files.keys is not None:
+        background.start("keys", partial(proxy.files.keys.watch, proxy.state.metrics.reloaded))
+    background.start("certificates", partial(proxy.files.worker_tls.watch, proxy.state.metrics.reloaded))
     background.start("expiry", FleetWatch(proxy).run)
     _apply(proxy)
     return background

@@ -7,13 +7,14 @@ import json
 import logging
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import click
 
-from ..assembly import Proxy, assemble
+from ..assembly import OwnFiles, Proxy, assemble
 from ..config import Draft, Mode, host_and_port, notices
 from ..config.reference import json_schema
 from ..downstream.serve import check_others_free, listen, serve
@@ -30,6 +31,15 @@ from .config_check import check
 from .config_flags import ConfigCommand
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """By the supervisor to one of several processes."""
+
+    member: Member
+    files: OwnFiles
+    alive: int  # a file descriptor whose other end closes when the supervisor is gone
 
 
 def run(config_path: Path | None, check_only: bool, **flags: object) -> None:
@@ -60,19 +70,20 @@ def _start(settings: Settings) -> None:
         with listen(config) as listening:
             if not is_alone:
                 check_others_free(config)
-                work = partial(_run_one, settings, listening)
-                raise SystemExit(Supervisor(config.processes, work, listening.close).run())
+                files = OwnFiles.read(config)
+                work = partial(_run_one, settings, files, listening)
+                raise SystemExit(Supervisor(config.processes, work, listening.close, files.look).run())
             with asyncio.Runner(loop_factory=new_loop) as runner:
                 runner.run(_serve(settings, listening, output))
     except PPDError as exc:
         raise click.ClickException(str(exc)) from exc
 
 
-def _run_one(settings: Settings, listening: socket.socket, member: Member, alive: int) -> int:
+def _run_one(settings: Settings, files: OwnFiles, listening: socket.socket, member: Member, alive: int) -> int:
     output = log_to_stderr(settings.config)
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
-            runner.run(_serve(settings, listening, output, member, alive))
+            runner.run(_serve(settings, listening, output, _Given(member, files, alive)))
     except PPDError as exc:
         log.error("%s", exc)
         return UNUSABLE
@@ -119,27 +130,32 @@ def _lost_lines(proxy: Proxy, output: LogOutput) -> dict[str, int]:
     return {"log": output.lines.lost, "access": 0 if proxy.access_log is None else proxy.access_log.lost}
 
 
+def _stop_without_supervisor(alive: int, stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+
+    def gone() -> None:
+        loop.remove_reader(alive)
+        stop.set()
+
+    loop.add_reader(alive, gone)
+
+
 async def _serve(
     settings: Settings,
     listening: socket.socket,
     output: LogOutput,
-    member: Member | None = None,
-    alive: int | None = None,
+    given: _Given | None = None,
 ) -> None:
     """Serves until SIGTERM or SIGINT, which drains; a second one ends the process at once, by the default handler.
 
-    alive: a file descriptor whose other end closes when the supervisor is gone, which drains too.
+    given: None: it is the only process.
     """
-    stop = stop_on_signals(twice_ends=member is None)  # of several processes the supervisor decides
-
-    def supervisor_gone() -> None:
-        assert alive is not None
-        asyncio.get_running_loop().remove_reader(alive)
-        stop.set()
-
-    if alive is not None:
-        asyncio.get_running_loop().add_reader(alive, supervisor_gone)
-    proxy = assemble(settings, member=member)
+    stop = stop_on_signals(twice_ends=given is None)  # of several processes the supervisor decides
+    if given is None:
+        proxy = assemble(settings)
+    else:
+        _stop_without_supervisor(given.alive, stop)
+        proxy = assemble(settings, member=given.member, files=given.files)
     proxy.state.metrics.watch(lambda: log_counters(_lost_lines(proxy, output), output.limit.held_back))
     collect_garbage_less()
 

@@ -20,7 +20,7 @@ from ..errors import ConfigError
 from ..routing.service import TurnService
 from ..routing.state import State
 from ..runtime.tasks import Drain
-from ..runtime.tls import Tls, client_tls
+from ..runtime.tls import Tls
 from ..telemetry.access_log import AccessLog
 from .asgi_edge import Edge
 from .connections import Connections
@@ -108,12 +108,11 @@ async def serve(
 ) -> None:
     """Serves until `stop` is set, and `drain_delay_s` longer. Then it closes `listening` and drains: open answers get
     `shutdown_timeout_s` to end. on_open: called once all ports are open, before a client is accepted.
-    ConfigError if a port is taken or a certificate can't be used.
+    ConfigError if a port is taken.
     """
     config = proxy.settings.config
     proxy.loop_watch.start()
     try:
-        tls = client_tls(config)
         if proxy.membership.leads:
             proxy.listener.open()
             proxy.event_subscriber.open()
@@ -133,7 +132,7 @@ async def serve(
             shares_port=bool(proxy.membership.peers),
             beside=_gateway(proxy, app),
         )
-        await serve_site(site, listening, stop, tls, on_open)
+        await serve_site(site, listening, stop, proxy.files.client_tls, on_open)
     finally:
         proxy.loop_watch.stop()
 

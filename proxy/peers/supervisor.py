@@ -1,7 +1,8 @@
 """Starts the processes of one proxy, kills those that hang, restarts those that end, and stops them.
 
 It has no event loop, no thread and no traffic, so that what kills a process does not kill it. It holds the listening
-socket and the channels open, so another process accepts a client that connects while one is down.
+socket and the channels open, so another process accepts a client that connects while one is down. It also reads keys
+and certificates that have changed, so a successor begins with the newest that were valid.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from ..runtime.watched_files import WATCH_EVERY_S
 from . import pulse
 from .channels import Member, make_ends
 from .pulse import PulseWatch
@@ -50,10 +52,13 @@ class Supervisor:
     work: Work
     on_stop: Callable[[], None]
     """Called when the shutdown begins: closes what must accept no more clients."""
+    reread: Callable[[], None] = lambda: None
+    """Called every `WATCH_EVERY_S` until then: reads what has changed, for successors."""
     _children: list[_Child] = field(default_factory=list)
     _stopping: signal.Signals | None = None
     _code: int = 0
     _looked_s: float = 0.0
+    _reread_s: float = 0.0
 
     def run(self) -> int:
         first = Member()
@@ -86,6 +91,7 @@ class Supervisor:
             if came is not None and came.si_signo in SIGNALS:
                 self._stop(signal.Signals(came.si_signo))
             self._look()
+            self._reread()
             self._reap()
 
     def _look(self) -> None:
@@ -101,6 +107,16 @@ class Supervisor:
                 child.is_hung, child.watch.silent_looks = True, 0
                 with suppress(ProcessLookupError):
                     os.kill(child.pid, signal.SIGKILL)
+
+    def _reread(self) -> None:
+        now_s = time.monotonic()
+        if self._stopping is not None or now_s - self._reread_s < WATCH_EVERY_S:
+            return
+        self._reread_s = now_s
+        try:
+            self.reread()
+        except Exception:  # whatever a file holds, the processes go on
+            log.exception("changed files could not be read")
 
     def _start(self, child: _Child, alive: int, still_here: int, watched: set[signal.Signals]) -> None:
         child.started_s = time.monotonic()

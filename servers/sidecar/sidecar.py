@@ -12,7 +12,15 @@ from typing import Any
 
 from ppd.proxy import plane
 from ppd.proxy.app.client_routes import turn_app
-from ppd.proxy.assembly import make_body_memory, make_poller, make_upstream, new_state, open_access_log, open_log
+from ppd.proxy.assembly import (
+    check_log,
+    make_body_memory,
+    make_poller,
+    make_upstream,
+    new_state,
+    open_access_log,
+    open_log,
+)
 from ppd.proxy.bodies.body_memory import BodyMemory
 from ppd.proxy.bodies.body_reader import BodyReader
 from ppd.proxy.config import ProxyConfig
@@ -100,7 +108,8 @@ def assemble(
     upstream = make_upstream(config, state, tls, poller)
     handoff_release = HandoffRelease(state, upstream)
     bodies = BodyReader(config, state.hasher)
-    receipt_log = open_log(config.receipt_log, state.metrics) if config.receipt_log else None
+    check_log(config.receipt_log)
+    receipt_log = open_log(config, state.metrics)
     reporter = Reporter(options.report, options.curve) if options.report else None
     state.metrics.watch(lambda: chain(() if reporter is None else (reporter.counter(),), state.handoffs.gauges(now())))
     dispatcher = Dispatcher(config, upstream, handoff_release, state, bodies)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -54,26 +55,34 @@ class Program:
 
 
 @asynccontextmanager
-async def serving(folder: Path, workers: Sequence[str], processes: int, *flags: str) -> AsyncIterator[Program]:
-    """Ready, with so many processes; its log is in the folder. What has not ended by then is killed."""
+async def serving(
+    folder: Path, workers: Sequence[str], processes: int, *flags: str, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Program]:
+    """Ready, with so many processes; its log is in the folder. What has not ended by then is killed.
+
+    tls: the client's, of a proxy that speaks it.
+    """
     (port,) = free_ports(1)
     argv = ["--port", str(port), "--processes", str(processes), "--heartbeat-port", "0", "--admin-key", ADMIN_KEY]
     argv += ["--data-plane", str(DEFAULTS["data_plane"])]
     argv += [part for worker in workers for part in ("--workers", worker)]
-    async with running(folder, port, processes, "serve", *argv, *flags) as program:
+    async with running(folder, port, processes, "serve", *argv, *flags, tls=tls) as program:
         yield program
 
 
 @asynccontextmanager
-async def running(folder: Path, port: int, processes: int, *argv: str) -> AsyncIterator[Program]:
+async def running(
+    folder: Path, port: int, processes: int, *argv: str, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Program]:
     """The same of any command that serves a proxy on this port."""
     with (folder / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "ppd.servers", *argv), stdout=log, stderr=log, start_new_session=True
         )
     try:
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
-            program = Program(process, f"http://127.0.0.1:{port}", session)
+        connector = aiohttp.TCPConnector(force_close=True, ssl=tls or True)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            program = Program(process, f"http{'s' if tls else ''}://127.0.0.1:{port}", session)
             await until(lambda: processes == 1 or len(program.children()) == processes)
             async with asyncio.timeout(60):
                 while not await program.is_ready():

@@ -213,7 +213,7 @@ async def test_a_key_that_is_taken_back_opens_nothing_and_a_broken_file_changes_
         async def statuses() -> list[int]:
             return [(await fleet.chat(SAY, bearer(name))).status for name in ("one", "two", "new")]
 
-        ring = fleet.proxy.keys
+        ring = fleet.proxy.files.keys
         assert await statuses() == [200, 200, 401]
         write_keys(file, client("two"), client("new"))
         assert await statuses() == [200, 200, 401]
@@ -232,7 +232,7 @@ async def test_a_key_that_is_taken_back_opens_nothing_and_a_broken_file_changes_
 async def test_the_running_proxy_takes_a_changed_file(start_fleet: Any, file: Path) -> None:
     async with start_fleet("R1", mode=Mode.REPLICA, keys_file=str(file)) as fleet:
         write_keys(file, client("new"))
-        await fleet.until(lambda: fleet.proxy.keys.find(key_of("new")) is not None)
+        await fleet.until(lambda: fleet.proxy.files.keys.find(key_of("new")) is not None)
         assert (await fleet.chat(SAY, bearer("one"))).status == 401
         assert await fleet.metric('ppd_config_reloads_total{result="taken"}') == 1
 

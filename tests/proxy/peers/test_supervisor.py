@@ -47,7 +47,7 @@ def wait(alive, *, drain_s=0.0, signals=1):
     return 0
 
 module.AGAIN_S = (0.01, 0.05)
-count, again = 2, {}
+count, again, reread = 2, {}, lambda: None
 
 def started(index):
     "How often a process of this number was started."
@@ -57,7 +57,7 @@ def started(index):
     return len(open(path).read())
 """
 END = """
-supervisor = module.Supervisor(count, work, lambda: say("closed"))
+supervisor = module.Supervisor(count, work, lambda: say("closed"), reread)
 begun = time.process_time()
 code = supervisor.run()
 say("ended", code, round(time.process_time() - begun, 3))

@@ -109,11 +109,13 @@ class Settings:
         """Rereads a file that has changed and is no longer being written; None if there is none."""
         if self._source is not None and self._source.watched.are_new():
             return self.reload()
-        if self._endpoints is not None and self._endpoints.are_new():
-            return self._reread_endpoints(self._endpoints)
-        return None
+        return self.look_at_endpoints()
 
-    def _reread_endpoints(self, found: EndpointsOfFile) -> bool | None:
+    def look_at_endpoints(self) -> bool | None:
+        """As `look`, of a file of endpoints alone; None also where there is none, or workers in it may still come."""
+        found = self._endpoints
+        if found is None or not found.are_new():
+            return None
         try:
             if not found.reread(may_be_empty=self.config.allow_empty):
                 return None
@@ -121,6 +123,7 @@ class Settings:
             log.error("the changed file of endpoints is not used: %s", exc)
             return False
         self._name_workers(_all_workers(self.config, found))
+        log.info("%s: names %d endpoints now", found.path, len(found.workers))
         return True
 
     def reload(self) -> bool:

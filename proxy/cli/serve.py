@@ -72,7 +72,12 @@ def _start(settings: Settings) -> None:
                 check_others_free(config)
                 files = OwnFiles.read(config)
                 work = partial(_run_one, settings, files, listening)
-                raise SystemExit(Supervisor(config.processes, work, listening.close, files.look).run())
+
+                def reread() -> None:
+                    files.look()
+                    settings.look_at_endpoints()
+
+                raise SystemExit(Supervisor(config.processes, work, listening.close, reread).run())
             with asyncio.Runner(loop_factory=new_loop) as runner:
                 runner.run(_serve(settings, listening, output))
     except PPDError as exc:

@@ -16,8 +16,10 @@ import pytest
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.engine.engine import SimEngine
 from ppd.servers.sim.launch import running_engine
+from tests.e2e.fleet.test_profiles import endpoint
 from tests.e2e.processes.test_ends import replaced
 from tests.support.credentials import Authority, bearer, client, write_keys
+from tests.support.decisions import BY_ROLES, LLM_D_HEAD
 from tests.support.serve_program import Program, serving, until
 
 CONNECTIONS = 12  # so that both processes take some
@@ -88,3 +90,22 @@ async def test_a_successor_begins_with_what_was_valid_last(engine: SimEngine, tm
         assert await statuses(program, "two") == {200}
         assert await statuses(program, "wrong") == {401}
         assert log.read_text().count("and is started again") == 2, "each was started once"
+
+
+async def test_the_workers_of_a_file_of_endpoints_outlive_who_read_it(engine: SimEngine, tmp_path: Path) -> None:
+    """Also those that were not in it as the proxy began."""
+    file, log = tmp_path / "endpoints.yaml", tmp_path / "log"
+    discovery = f"- {{type: file-discovery, parameters: {{path: {file}, watchFile: true}}}}\n"
+    (plugins := tmp_path / "epp.yaml").write_text(LLM_D_HEAD + BY_ROLES.replace("\n", f"\n{discovery}", 1))
+    file.write_text(told := f"endpoints:\n{endpoint(engine, 'one', 'decode')}")
+    flags = ("--mode", "profiles", "--epp-config", str(plugins))
+    async with running_engine(SimConfig(shutdown_s=0.1)) as other, serving(tmp_path, [], 2, *flags) as program:
+        file.write_text(told + endpoint(other, "other", "decode"))
+        await until(lambda: log.read_text().count("names 2 endpoints now") == 2)  # to process 0 and to the supervisor
+        file.write_text("nonsense: [")
+        leader = program.children()[0]
+        os.kill(leader, signal.SIGKILL)
+        await until(partial(replaced, program, leader))
+        await until(lambda: log.read_text().count("mode profiles") == 2)  # its successor serves
+        listed = (await program.admin("GET", "/workers"))["workers"]
+        assert {worker["id"] for worker in listed} == {engine.address, other.address}

@@ -56,6 +56,15 @@ async def test_over_http_1_1(plane: DataPlane) -> None:
         assert await rejected(url, session) == expected
 
 
+@pytest.mark.parametrize("plane", [DataPlane.NATIVE, DataPlane.ASGI])
+async def test_behind_another_request(plane: DataPlane) -> None:
+    before = b"GET /health HTTP/1.1\r\nHost: proxy\r\n\r\n"
+    async with running_proxy(data_plane=plane, **SETTINGS) as (_, url, session):
+        answers = await sent(port_of(url), before + HEAD + CHUNKED + b"no length\r\n")
+        assert answers.startswith(b"HTTP/1.1 200 ") and answers.count(b"HTTP/1.1 400 ") == 1
+        assert await rejected(url, session) == {"400": 1}
+
+
 async def test_over_http_2(authority: Authority, tls_files: dict[str, str]) -> None:
     tls: ssl.SSLContext = trusting(authority)
     json = ("content-type", "application/json")

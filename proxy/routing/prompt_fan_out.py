@@ -71,7 +71,8 @@ class FanOut:
             body = reply.body
             if isinstance(body, LargeBody):
                 body = b"".join([part async for part in body.chunks()])
-            if not isinstance(body, bytes):
+            if not isinstance(body, bytes):  # a stream, though nobody asked for one
+                body.abandon()
                 raise BrokenAnswer
             merge.add(at, body)
             replies[at] = TurnReply(reply.content_type, reply.headers, b"")

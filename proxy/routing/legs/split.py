@@ -131,6 +131,7 @@ class Split:
             attempt.answer = None
         if attempt.leg is not None:
             self._leg.end(attempt, attempt.leg)
+            attempt.leg = None
         if isinstance(found, Finished):
             return _by_prefill(attempt, found)
         return await self._last(attempt, legs, self._leg.plain(attempt, "a"))

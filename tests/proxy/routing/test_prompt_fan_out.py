@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 
 from ppd.proxy.admission.keys import Client
@@ -243,10 +244,13 @@ async def test_a_defect_is_told_without_its_text(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_an_answer_in_the_other_form_is_none(streams: bool) -> None:
+async def test_an_answer_in_the_other_form_is_none_and_its_worker_is_freed(streams: bool) -> None:
     class Other(FakeRouter):
         async def answer(self, request: Request, receipt: Receipt, asker: TurnContext) -> TurnReply:
-            return TurnReply("", {}, WHOLE if streams else FakeBody(self))
+            return await super().answer(msgspec.structs.replace(request, stream=not streams), receipt, asker)
 
+    router = Other()
     with pytest.raises(BrokenAnswer):
-        await FanOut(Other()).answer(list_turn(2, stream=streams))
+        await FanOut(router).answer(list_turn(2, stream=streams))
+    await settled()
+    assert router.running == 0

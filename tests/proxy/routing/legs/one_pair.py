@@ -136,6 +136,12 @@ class Lab:
             for engine in engines:
                 await engine.hung_up.wait()
 
+    def timed_legs(self) -> dict[str, int]:
+        """By kind, how many `ppd_leg_seconds` has counted."""
+        (family,) = self.proxy.state.metrics.legs.collect()
+        counts = (sample for sample in family.samples if sample.name.endswith("_count"))
+        return {sample.labels["leg"]: int(sample.value) for sample in counts}
+
     def is_all_given_back(self) -> bool:
         held = [(view.inflight, view.queued_prefill_tokens) for view in self.proxy.state.registry.views()]
         legs = self.attempt.receipt.legs

@@ -151,6 +151,8 @@ async def test_a_d_that_would_wait_for_nothing_is_asked_again_without_p(lab: Lab
     legs = lab.attempt.receipt.legs
     assert [(leg.kind, leg.error) for leg in legs] == [(Leg.PREFILL, None), (Leg.DECODE, None), (Leg.DECODE, None)]
     assert legs[1].ended_s is not None and legs[1].id != legs[2].id
+    lab.attempt.close()
+    assert lab.timed_legs() == {"prefill": 1, "decode": 2}
     assert (lab.attempt.receipt.handoff_missing, lab.attempt.handoff) == ("not_ended_by_length", None)
 
 
@@ -194,6 +196,8 @@ async def test_its_answer_is_all_of_it_where_d_waits_for_what_may_never_come(lab
     assert (opened.relay, lab.attempt.is_finished_on_prefill) == (None, True)
     await lab.until_hung_up(lab.d)
     assert [leg.error for leg in lab.attempt.receipt.legs] == [None, None]
+    lab.attempt.close()
+    assert lab.timed_legs() == {"prefill": 1, "decode": 1}
 
 
 @ENDING

@@ -178,6 +178,7 @@ class Admission:
         if is_moved and waiter.moved_s is None:
             waiter.moved_s = self._now()
         self.inside -= 1
+        self._changed()
         waiter.refund()
         waiter.was_inside = True
         self.admit_waiting()
@@ -216,6 +217,7 @@ class Admission:
             self._line.remove(waiter)
             self._overload.queue_is(self.waiting, self._now())
             del self._futures[waiter]
+            self._changed()
             if self._admitted.get(waiter.ticket.needs) is waiter:
                 del self._admitted[waiter.ticket.needs]
                 loop.call_soon(self.admit_waiting)  # after this turn has taken its room on a worker

@@ -34,10 +34,17 @@ class Door:
             on_refused=self.refused.append,
             on_waited=self.waited_s.append,
         )
+        self.told = (0, 0)  # how many are inside and wait, as other processes of the proxy know it
+        self.admission.replicated = self
         self.slots = slots
         self.used: Counter[str] = Counter()
         self.log: list[str] = []
         self.clients: list[Client] = []
+
+    def catch_up(self) -> None: ...
+
+    def changed(self) -> None:
+        self.told = self.admission.inside, self.admission.waiting
 
     def fits(self, needs: str) -> bool:
         return self.used[needs] < self.slots.get(needs, 1000)

@@ -79,8 +79,9 @@ def check_bounds(door: Door, inside: int, queue: int) -> None:
 
 
 def check_at_rest(door: Door) -> None:
-    """Nobody waits that could be inside."""
+    """Nobody waits that could be inside, and the other processes know."""
     assert door.admission.inside == door.used.total()
+    assert door.told == (door.admission.inside, door.admission.waiting)
     if door.admission.inside < door.admission._max_inflight:
         assert not any(door.fits(needs) and door.admission._line.is_wanted(needs) for needs in "mn")
 

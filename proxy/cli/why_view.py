@@ -120,7 +120,7 @@ def told(receipt: Receipt, width: int) -> Iterator[RenderableType]:
 
 
 def _encoder(record: EncoderRecord) -> Iterator[tuple[str, str]]:
-    yield "items", ", ".join(map(_item, record.items))
+    yield "items", ", ".join(map(_item, record.items)) or "the client left meanwhile"
     if record.on_encoder_s is not None or record.in_place_s is not None:
         on_encoder, in_place = _seconds(record.on_encoder_s), _seconds(record.in_place_s)
         yield "an item takes", f"{on_encoder} s at an encoder, {in_place} s in place"

@@ -18,7 +18,6 @@ from ..media.items import MediaItem
 from ..openai.request import Endpoint, Request
 from ..policy.placement import SlowStart
 from ..runtime.replicated import Replicated
-from ..telemetry.receipts import EncoderRecord
 from .answers import EncodedItems
 from .choosing import (
     Choices,
@@ -59,7 +58,6 @@ class EncodedTurn(msgspec.Struct):
     """A turn's media once the encoders are done with them; `computed` is called when its prompt is, well or not."""
 
     items: EncodedItems = EncodedItems()
-    record: EncoderRecord | None = None  # None: the fleet has no encoder
     is_late: bool = False  # its first token waits until its worker has encoded some of them
     on_computed: Callable[[bool], None] | None = None
 

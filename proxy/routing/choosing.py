@@ -81,7 +81,7 @@ class Chooser:
     async def enter(self, request: Request, receipt: Receipt, context: TurnContext) -> Job:
         """Finds the turn's session, charges its key, and waits for a place. PPDError where it gets none.
 
-        Each job ends by `ended` or `left`; its permit is the caller's to release.
+        A job that comes to no answer ends by `left`; else its permit is the caller's to release.
         """
         started_s = now_s = self._now()
         counted = None
@@ -189,7 +189,7 @@ class Chooser:
 
     def _left(self, turn: Turn, receipt: Receipt, context: TurnContext, started_s: float, exc: BaseException) -> None:
         # A prompt that was sent to a worker is charged, or leaving early would make it free.
-        charged, spent = charged_tokens(turn), turn.prompt_tokens if receipt.legs else 0
+        charged, spent = charged_tokens(turn), turn.prompt_tokens if receipt.has_been_sent else 0
         self._rate_limits.settle(context.client, charged, spent, self._now())
         if isinstance(exc, PPDError):
             receipt.status, receipt.error = exc.status, error_name(exc)

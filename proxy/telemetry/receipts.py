@@ -73,7 +73,7 @@ class EncoderRecord(msgspec.Struct, kw_only=True):
     waited_s: float = 0.0  # for all encoders, in all attempts
     on_encoder_s: float | None = None  # that an item took at an E lately; None: not known
     in_place_s: float | None = None  # the same on the workers that compute prompts
-    items: list[str] = []  # "image: encoded": the kind of each, and an `ItemDecision`, at the last attempt
+    items: list[str] = []  # "image: encoded": kind and `ItemDecision` of each, at the last attempt; empty if left in it
     legs: list[EncoderLegRecord] = []  # of all attempts
 
     @property
@@ -181,13 +181,17 @@ class Receipt(msgspec.Struct, kw_only=True, gc=False):
     tpot_s: float | None = None
     ended_s: float | None = None
 
-    def note_encoders(self, record: EncoderRecord | None) -> None:
+    def note_encoders(self, record: EncoderRecord) -> None:
         """Of one attempt."""
-        before = self.encoder
-        if record is not None and before is not None:
+        if (before := self.encoder) is not None:
             record.began_s, record.waited_s = before.began_s, before.waited_s + record.waited_s
             record.legs = [*before.legs, *record.legs]
-        self.encoder = record or before
+        self.encoder = record
+
+    @property
+    def has_been_sent(self) -> bool:
+        """Whether any worker was asked, be it to encode."""
+        return bool(self.legs) or (self.encoder is not None and bool(self.encoder.legs))
 
 
 class UnwrittenWays(Protocol):

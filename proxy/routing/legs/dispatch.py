@@ -75,8 +75,8 @@ class Dispatcher:
         return opened
 
     async def _encode(self, attempt: Attempt) -> None:
-        attempt.encoded = encoded = await self._encoders.encode(attempt.encoder_turn)
-        attempt.receipt.note_encoders(encoded.record)
+        note = attempt.receipt.note_encoders
+        attempt.encoded = encoded = await self._encoders.encode(attempt.encoder_turn, note)
         before_s, attempt.asked_s = attempt.asked_s, self._now()  # what was predicted is without encoders
         self._health.asked_later(attempt.decision, before_s, attempt.asked_s)
         if encoded.is_late and attempt.foreseen is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from ...config import ProxyConfig
@@ -42,8 +42,11 @@ class EncoderLegs:
         self._limit_s = config.encoder_timeout_s
         self._timeouts = Timeouts(config.connect_timeout_s, config.encoder_timeout_s, config.encoder_timeout_s)
 
-    async def encode(self, turn: EncoderTurn) -> EncodedTurn:
-        """What the turn's other legs carry. What a leg that fails leaves is for the worker that computes the prompt."""
+    async def encode(self, turn: EncoderTurn, note: Callable[[EncoderRecord], None]) -> EncodedTurn:
+        """What the turn's other legs carry. What a leg that fails leaves is for the worker that computes the prompt.
+
+        note: told what was done, also where the client leaves meanwhile; nothing where the fleet has no encoder.
+        """
         choices = self._chooser.choose(turn)
         if choices is None:
             return EncodedTurn()
@@ -51,13 +54,15 @@ class EncoderLegs:
         record = EncoderRecord(
             began_s=self._now() - turn.started_s, on_encoder_s=seconds.on_encoder, in_place_s=seconds.in_place
         )
-        found = await self._all_legs(turn, choices.batches, record, choices.decisions)
-        record.waited_s = self._now() - turn.started_s - record.began_s
-        record.items = as_text(turn.request.media, choices.decisions)
         decisions = choices.decisions
+        try:
+            found = await self._all_legs(turn, choices.batches, record, decisions)
+            record.items = as_text(turn.request.media, decisions)
+        finally:
+            record.waited_s = self._now() - turn.started_s - record.began_s
+            note(record)
         return EncodedTurn(
             found,
-            record,
             is_late=left_to_worker(decisions) > 0,
             on_computed=self._chooser.until_computed(turn, decisions, turn.predicted_s),
         )
@@ -77,9 +82,11 @@ class EncoderLegs:
                 legs[asyncio.create_task(self._leg(turn, view, items, turn.leg_id(f"e{number}"), record))] = items
             if legs:
                 await asyncio.wait(legs)
-        finally:  # its client may have left
-            for leg in legs:
-                leg.cancel()
+        finally:
+            if left := [leg for leg in legs if not leg.done()]:  # as its client has
+                for leg in left:
+                    leg.cancel()
+                await asyncio.wait(left)
         found = EncodedItems()
         for leg, items in legs.items():
             if (error := leg.exception()) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from aiohttp import web
 from ppd.proxy.config import Mode
 from ppd.servers.sim.core.fault_orders import FaultKind, Faults, Order
 from tests.e2e.encoders.test_encoders import ALWAYS, asks, decisions, legs, picture, talk
+from tests.support.credentials import bearer, client, write_keys
 from tests.support.fleet import Fleet
 from tests.support.scripted_workers import odd_worker
 
@@ -79,16 +81,23 @@ async def test_an_encoder_that_fails_again_and_again_is_not_asked_until_its_brea
         assert await decisions(fleet, await fleet.chat(say)) == ["image: encoded"]
 
 
-async def test_a_client_that_leaves_ends_the_encoders_legs() -> None:
-    async with Fleet.of("R1", **ALWAYS) as fleet:
+async def test_a_client_that_leaves_ends_the_encoders_legs_and_has_used_them(tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys.toml", client("one", tokens_per_minute=10_000))
+    async with Fleet.of("R1", keys_file=keys, **ALWAYS) as fleet:
         engine = await fleet.add("E1", time_scale=1.0, encoder_item_s=60.0)
         body = {"model": "sim", "messages": [{"role": "user", "content": asks(picture(1))}]}
-        asking = asyncio.create_task(fleet.post("/v1/chat/completions", body))
+        asking = asyncio.create_task(fleet.post("/v1/chat/completions", body, bearer("one")))
         await fleet.until(lambda: engine.encoder.running == 1)
         asking.cancel()
         await fleet.until(lambda: engine.encoder.running == 0)
         await fleet.until(fleet.idle)
         assert not fleet.engines["R1"].received
+        (receipt,) = fleet.proxy.state.receipts.newest(1)
+        assert (receipt.outcome, receipt.legs) == ("cancelled", [])
+        assert receipt.encoder is not None and receipt.encoder.items == []
+        assert [(leg.worker, leg.ended_s is not None) for leg in receipt.encoder.legs] == [("E1", True)]
+        ((_, _, full_s),) = fleet.proxy.state.rate_limits.debts()
+        assert full_s > fleet.proxy.state.now(), "its key has paid for the prompt"
 
 
 async def test_an_image_that_kills_an_encoder_kills_one_other_worker_at_most() -> None:

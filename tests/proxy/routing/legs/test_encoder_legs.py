@@ -17,6 +17,7 @@ from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Phase
 from ppd.proxy.routing.legs.encoder_legs import LEGS_AT_ONCE, EncoderLegs
 from ppd.proxy.routing.state import State
+from ppd.proxy.telemetry.receipts import EncoderRecord
 from ppd.proxy.upstream.client import Upstream
 from tests.proxy.encoders.test_encoder_chooser import fleet, turn
 from tests.support.clock import FakeClock, Rounds
@@ -47,9 +48,10 @@ async def test_hundreds_of_items_are_not_asked_for_in_one_step_of_the_loop(clock
     state, upstream, items = fleet(clock, EncoderUse.ALWAYS), NeverWell(), 3 * LEGS_AT_ONCE
     said = parse(prompt=[user([image(f"http://x/{number}") for number in range(items)])])
     named = msgspec.structs.replace(turn(state), request=with_named_media(said, "tenant", items))
+    noted = list[EncoderRecord]()
     async with upstream.rounds.counted():
-        encoded = await legs(state, upstream).encode(named)
-    assert encoded.record is not None and len(encoded.record.legs) == items
+        await legs(state, upstream).encode(named, noted.append)
+    assert [len(record.legs) for record in noted] == [items]
     asked = upstream.rounds.done
     assert asked.total() == items
     assert max(asked.values()) <= LEGS_AT_ONCE
@@ -62,7 +64,7 @@ async def test_a_leg_takes_as_long_in_the_metrics_as_in_its_receipt() -> None:
     def ticking() -> float:
         return clock() + next(seconds)
 
-    encoded = await legs(replace(state, now=ticking), NeverWell()).encode(turn(state))
-    assert encoded.record is not None
-    took_s = sum((leg.ended_s or 0.0) - leg.started_s for leg in encoded.record.legs)
+    noted = list[EncoderRecord]()
+    await legs(replace(state, now=ticking), NeverWell()).encode(turn(state), noted.append)
+    took_s = sum((leg.ended_s or 0.0) - leg.started_s for record in noted for leg in record.legs)
     assert state.metrics.registry.get_sample_value("ppd_leg_seconds_sum", {"leg": LABEL}) == took_s > 0

@@ -163,7 +163,7 @@ class PickedTurn:
             self.encoders.computed(well=True)
         attempt.doubts.answered()
         self._state.health.began(attempt.decision)
-        self._state.health.prefilled(attempt.decision, moved=False)
+        self._state.health.prefilled(attempt.decision, attempt.asked_s, moved=False)
         self._state.admission.admit_waiting()
 
     def observe(self, data: bytes) -> None:

@@ -68,8 +68,8 @@ class WorkerHealth:
         """
         self.close_half_open(decision.decode.id)
 
-    def prefilled(self, decision: Decision, *, moved: bool) -> None:
-        """The answer has begun, and P's leg has ended well. moved: D has P's KV.
+    def prefilled(self, decision: Decision, asked_s: float, *, moved: bool) -> None:
+        """The answer has begun, and P's leg has ended well. moved: D has P's KV; else nothing is known of the pair.
 
         The failures in a row of a lender do not end here, as it is a D or R, nor those of a P that spoils answers.
         """
@@ -77,12 +77,15 @@ class WorkerHealth:
         if prefill is None:
             return
         worker = prefill.id
+        pair = worker, decision.decode.id
         if decision.lender is None and worker not in self._spoiling:
             self.succeeded(worker)
         else:
             self.close_half_open(worker)
         if moved:
-            self.succeeded((worker, decision.decode.id))
+            self.succeeded(pair)
+        else:
+            self.breakers.abandoned(pair, asked_s)
 
     def prefill_left(self, decision: Decision, asked_s: float) -> None:
         """P's leg was ended before its answer, as D's was at its end: what it was a probe of is still unknown."""

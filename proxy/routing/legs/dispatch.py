@@ -71,7 +71,7 @@ class Dispatcher:
         leg = sidecar_leg(attempt, self._leg.fields(attempt, attempt.decision.decode.worker))
         opened = await self._leg.answered(attempt, leg, Leg.DECODE)
         if not attempt.is_finished_on_prefill:
-            self._health.prefilled(attempt.decision, moved=attempt.handoff is not None)
+            self._health.prefilled(attempt.decision, attempt.asked_s, moved=attempt.handoff is not None)
         return opened
 
     async def _encode(self, attempt: Attempt) -> None:

@@ -154,9 +154,9 @@ class Split:
         match action:
             case LegsAction.NOTE_MOVED:
                 self._handoffs.close(attempt.attempt_id)  # D has begun to answer, so it has the KV
-                self._health.prefilled(decision, moved=True)
+                self._health.prefilled(decision, attempt.asked_s, moved=True)
             case LegsAction.NOTE_UNMOVED:
-                self._health.prefilled(decision, moved=False)
+                self._health.prefilled(decision, attempt.asked_s, moved=False)
             case LegsAction.NOTE_FAILED if isinstance(error, LegError):
                 self._health.failed(Leg.PREFILL, error, decision, attempt.asked_s)
                 self._metrics.failures.labels(Leg.PREFILL, error.phase, error.cause).inc()

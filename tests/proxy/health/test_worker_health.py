@@ -62,7 +62,7 @@ class Bench:
     def begins(self, made: Decision, *, moved: bool) -> None:
         """Its answer, and P's leg has ended."""
         self.health.began(made)
-        self.health.prefilled(made, moved=moved)
+        self.health.prefilled(made, self.clock(), moved=moved)
 
     def open(self, *keys: Key) -> None:
         for key in keys:
@@ -230,8 +230,16 @@ def test_an_answer_that_begins_before_ps_leg_has_ended_says_nothing_of_p_and_the
     bench.health.prefill_left(made, bench.clock())
     assert set(bench.breakers.states(bench.clock())) == {bench.p, bench.pair}
     assert bench.blocked() == set(), "another turn may probe them"
-    bench.health.prefilled(made, moved=True)
+    bench.health.prefilled(made, bench.clock(), moved=True)
     assert bench.breakers.states(bench.clock()) == {}
+
+
+def test_a_p_that_hands_nothing_over_leaves_the_probing_of_the_pair_to_the_next(bench: Bench) -> None:
+    bench.probe(bench.p, bench.d, bench.pair)
+    bench.health.asked(made := bench.decision(Leg.DECODE), bench.clock())
+    bench.begins(made, moved=False)
+    assert bench.breakers.states(bench.clock()) == {bench.pair: "half_open"}
+    assert bench.blocked() == set()
 
 
 def test_a_recovered_workers_share_of_traffic_starts_small(bench: Bench) -> None:

@@ -117,7 +117,7 @@ class HandoffRelease:
         self._metrics.abandoned.labels(await self._fate(attempt, legs)).inc()
 
     async def _fate(self, attempt: Attempt, legs: Legs) -> str:
-        """Of the KV that P announced."""
+        """Of P's KV."""
         if attempt.handoff is None:
             return "aborted"
         if legs.state is LegsState.UNTAKEN:
@@ -126,7 +126,7 @@ class HandoffRelease:
         if legs.state is LegsState.TAKEN:
             self._handoffs.close(attempt.attempt_id)
             return "taken"
-        return "left"
+        return "left" if self._handoffs.has(attempt.attempt_id) else "aborted"
 
     async def _wind_up(self, task: asyncio.Task[OpenAnswer], attempt: Attempt) -> None:
         await asyncio.wait({task}, timeout=GRACE_S)

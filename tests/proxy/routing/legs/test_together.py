@@ -173,6 +173,32 @@ async def test_a_client_that_leaves_while_d_is_asked_again_ends_that(lab: Lab) -
 
 
 @KEEPING_BACK
+@pytest.mark.parametrize(
+    ("p_says", "d_says", "fate"),
+    [
+        (GOOD_P, None, "taken"),
+        (STOPPED_P, None, "aborted"),
+        (http(b"{}", 500), None, "aborted"),
+        (None, b"?", "aborted"),
+    ],
+)
+async def test_the_kv_of_a_client_that_has_left_is_written_or_there_is_none(
+    lab: Lab, p_says: bytes | None, d_says: bytes | None, fate: str
+) -> None:
+    """No P keeps any until a lease ends."""
+    lab.turn.cancel()
+    await asyncio.wait({lab.turn})
+    for engine, said in (lab.p, p_says), (lab.d, d_says):
+        if said is not None:
+            engine.say(said)
+    await lab.until_hung_up(lab.p, lab.d)
+    await lab.proxy.handoff_release.close()
+    (family,) = lab.proxy.state.metrics.abandoned.collect()
+    fates = {sample.labels["fate"]: sample.value for sample in family.samples if sample.name.endswith("_total")}
+    assert fates == {fate: 1}
+
+
+@KEEPING_BACK
 async def test_a_d_that_has_begun_without_p_goes_on(lab: Lab) -> None:
     lab.d.say(GOOD_D)
     opened = await lab.answer()

@@ -6,7 +6,6 @@ without the workers that failed.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from msgspec.structs import replace
@@ -16,7 +15,7 @@ from ..admission.scoped_requests import named_afresh
 from ..beliefs.held import PromptEntry
 from ..beliefs.turn_touches import TurnCaches, TurnTouches
 from ..config import ProxyConfig, StageOrder
-from ..errors import TOO_MANY, AllBusy, AllDown, NoWorkerError, Overloaded, PPDError
+from ..errors import TOO_MANY, AllBusy, AllDown, NoWorkerError, Overloaded
 from ..fleet.booking import LegBooking
 from ..fleet.view import Fleet, WorkerView
 from ..fleet.worker import Role, WorkerId
@@ -37,7 +36,7 @@ from .failed_attempts import FailedAttempts
 from .foresight import foresee
 from .learning import Learner
 from .reading_back import with_readable
-from .receipt_notes import JudgedWays, error_name, note_decision, note_turn, noting_wait
+from .receipt_notes import JudgedWays, note_decision, note_turn, noting_wait
 from .state import State
 
 BUSY_S = 0.05  # until a turn that found every worker busy looks again
@@ -191,14 +190,7 @@ class Chooser:
         # A prompt that was sent to a worker is charged, or leaving early would make it free.
         charged, spent = charged_tokens(turn), turn.prompt_tokens if receipt.has_been_sent else 0
         self._rate_limits.settle(context.client, charged, spent, self._now())
-        if isinstance(exc, PPDError):
-            receipt.status, receipt.error = exc.status, error_name(exc)
-            self._learner.failed(receipt, self._now() - started_s, by_request=exc.is_of_request)
-        elif isinstance(exc, asyncio.CancelledError):
-            self._learner.cancelled(receipt, self._now() - started_s, is_answered=False)
-        else:  # an error of ours
-            receipt.status, receipt.error = PPDError.status, PPDError.kind
-            self._learner.failed(receipt, self._now() - started_s)
+        self._learner.unanswered(receipt, exc, self._now() - started_s)
 
     def _charge(self, context: TurnContext, turn: Turn, now_s: float) -> None:
         if context.is_counted:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
 import msgspec
 
 from ..beliefs.cache_book import BLOCK_TOKENS
+from ..errors import PPDError
 from ..laws.corrections import TPOT, TTFT
 from ..laws.forecasts import AnswerEnded, SessionReturned
 from ..openai.answer import AnswerSummary
@@ -21,7 +23,7 @@ from ..telemetry.receipts import LEGS_OF_ONE, Receipt, ReceiptLog, Receipts
 from .attempt import Attempt
 from .foresight import came_to
 from .reading_back import keep
-from .receipt_notes import note_errors
+from .receipt_notes import error_name, note_errors
 from .state import State
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,23 @@ class ReceiptEnds:
         self._metrics = metrics
         self._drain = drain
         self._log = log
+
+    def unanswered(
+        self,
+        receipt: Receipt,
+        exc: BaseException,
+        ended_s: float,
+        name: Callable[[PPDError], str] = error_name,
+    ) -> None:
+        """A turn has come to no answer: it was refused, or has failed, or its client has gone."""
+        if isinstance(exc, asyncio.CancelledError):
+            self.cancelled(receipt, ended_s, is_answered=False)
+        elif isinstance(exc, PPDError):
+            receipt.status, receipt.error = exc.status, name(exc)
+            self.failed(receipt, ended_s, by_request=exc.is_of_request)
+        else:  # an error of ours
+            receipt.status, receipt.error = PPDError.status, PPDError.kind
+            self.failed(receipt, ended_s)
 
     def failed(self, receipt: Receipt, ended_s: float, *, by_request: bool = False) -> None:
         """by_request: it was at fault itself (PPDError.is_of_request), so nothing of the fleet has failed."""

@@ -6,7 +6,6 @@ are a client's fault. What the proxy's router has beside them, sessions, the que
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass
 
@@ -66,12 +65,8 @@ class HeaderRouter:
         try:
             prefill, turn.encoders = decisions.prefills.named(context.given), decisions.encoders.named(context.given)
             attempt, opened = await self._first_success(turn, decisions.of(request, prefill))
-        except PPDError as exc:
-            receipt.status, receipt.error = exc.status, exc.code or error_name(exc)
-            records.failed(receipt, self._now() - turn.started_s, by_request=exc.is_of_request)
-            raise
-        except asyncio.CancelledError:
-            records.cancelled(receipt, self._now() - turn.started_s, is_answered=False)
+        except BaseException as exc:
+            records.unanswered(receipt, exc, self._now() - turn.started_s, _name)
             raise
         headers = {**opened.headers, **explained(receipt, attempt)}
         if opened.relay is not None:
@@ -122,3 +117,8 @@ class HeaderRouter:
             "request %s: %s on %s: %s at %s",
             *(receipt.id, leg, exc.worker, exc.cause, exc.phase),
         )
+
+
+def _name(exc: PPDError) -> str:
+    """As a receipt has it: the picker knows the sidecar's own refusals by their codes."""
+    return exc.code or error_name(exc)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ppd.proxy.assembly import new_state
 from ppd.proxy.beliefs.held import BeliefEvidence, Held, Residency
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.connectors.leg import Handoff
+from ppd.proxy.errors import Forbidden, NoWorkerError
 from ppd.proxy.failures import Leg
 from ppd.proxy.laws.corrections import Figure
 from ppd.proxy.laws.prediction import Prediction
@@ -152,6 +154,24 @@ def test_an_answer_that_is_not_streamed_tells_no_times() -> None:
     state = state_of()
     complete(state, LOCAL, answered(), None)
     assert is_corrected(state) == set()
+
+
+@pytest.mark.parametrize(
+    ("exc", "outcome", "status", "error"),
+    [
+        (asyncio.CancelledError(), "cancelled", 499, None),
+        (NoWorkerError("none"), "failed", 503, "NoWorkerError"),
+        (Forbidden("not yours"), "rejected", 403, "Forbidden"),
+        (ValueError("a defect"), "failed", 500, "internal_error"),
+    ],
+)
+def test_whatever_ends_a_turn_without_an_answer_closes_its_receipt(
+    exc: BaseException, outcome: str, status: int, error: str | None
+) -> None:
+    state = state_of()
+    receipt = attempt_of(state, LOCAL).receipt
+    Learner(state, Drain(), None).unanswered(receipt, exc, 1.0)
+    assert (receipt.outcome, receipt.status, receipt.error, receipt.ended_s) == (outcome, status, error, 1.0)
 
 
 async def test_the_log_tells_of_the_ways_that_were_judged(tmp_path: Path) -> None:

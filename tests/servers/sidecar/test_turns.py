@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -161,3 +161,19 @@ async def test_who_names_a_p_that_is_not_allowed_is_told_so() -> None:
         assert (answer.status, answer.body["error"]["code"]) == (403, "prefill_not_allowed")
         assert told is not None
         assert [(leg.kind, leg.error) for leg in told.legs] == [("prefill", "prefill_not_allowed")]
+
+
+class Defective:
+    """In place of the dispatcher."""
+
+    async def open(self, _: object) -> None:
+        raise ValueError
+
+
+async def test_a_defect_of_the_sidecar_closes_the_receipt_too() -> None:
+    async with Site.of() as site:
+        cast(Any, site.sidecar.turns)._router._dispatcher = Defective()
+        answer = await site.ask({"X-Request-Id": "a"})
+        receipt = site.sidecar.state.receipts.find("a")
+        assert answer.status == 500 and receipt is not None
+        assert (receipt.outcome, receipt.error) == ("failed", "internal_error")

@@ -58,7 +58,7 @@ class Scene:
 
     @asynccontextmanager
     async def fleet(self) -> AsyncIterator[FaultFleet]:
-        settings = {"mode": Mode.ALWAYS_SPLIT, **PATIENT, "breaker_failures": 1000, **self.settings}
+        settings = {"mode": Mode.ALWAYS_SPLIT, **PATIENT, "breaker_failures": 1000, "poison_s": 0.0, **self.settings}
         async with (SidecarFaultFleet if self.is_of_sidecars else FaultFleet).of("", **settings) as fleet:
             if self.connector:
                 await join(fleet, self.connector, self.names, **TIMES)
@@ -147,14 +147,14 @@ async def remains(fleet: FaultFleet, scene: Scene, aborted: float) -> list[str]:
         await fleet.until(lambda: at_rest(fleet) and (fleet.idle() or bool(keeps)), 5)
     if aborted_legs(fleet) > aborted:
         keeps += "P"
-    return [*_of_proxy(fleet), *_of_engines(fleet, keeps)]
+    return [*of_proxy(fleet), *_of_engines(fleet, keeps)]
 
 
 def aborted_legs(fleet: FaultFleet) -> float:
     return float(fleet.proxy.state.metrics.abandoned.labels("aborted")._value.get())
 
 
-def _of_proxy(fleet: FaultFleet) -> Iterator[str]:
+def of_proxy(fleet: FaultFleet) -> Iterator[str]:
     state = fleet.proxy.state
     if not at_rest(fleet):
         yield "work, or a place in the fleet"

@@ -1,9 +1,9 @@
-"""A task that is cancelled at one of its awaits, or at one of a task that it has begun: at each of them in turn."""
+"""What happens while a task awaits something, or a task that it has begun does: at each of their awaits in turn."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import ContextVar
 from enum import Enum
 from typing import Any
@@ -16,15 +16,14 @@ class Moment(Enum):
     DUE = "due"  # what it waits for has come, and it is about to go on
 
 
-class Leaving:
-    """Cancels `task` at the `number`-th await, from 1, of it and of all tasks that it leads to, at such a moment."""
+class Strike:
+    """What happens at the `number`-th await, from 1, of a task and of all that it leads to, at such a moment."""
 
-    task: asyncio.Task[Any]
-
-    def __init__(self, number: int, moment: Moment) -> None:
+    def __init__(self, number: int, moment: Moment, happens: Callable[[], object]) -> None:
         self.where = ""  # that await, by the functions that led there; empty as long as it was not reached
         self._left = number
         self._moment = moment
+        self._happens = happens
 
     def suspended(self, work: Coroutine[Any, Any, Any], awaited: object) -> None:
         self._left -= 1
@@ -32,16 +31,16 @@ class Leaving:
             return
         self.where = _place(work)
         if self._moment is Moment.SUSPENDED:
-            self.task.cancel()
+            self._happens()
         elif isinstance(awaited, asyncio.Future):
-            awaited.add_done_callback(lambda _: self.task.cancel())  # comes before the task's own
+            awaited.add_done_callback(lambda _: self._happens())  # comes before the task's own
         else:  # the next round of the loop
-            asyncio.get_running_loop().call_soon(self.task.cancel)
+            asyncio.get_running_loop().call_soon(self._happens)
 
 
 class _Watched:
-    def __init__(self, work: Coroutine[Any, Any, Any], leaving: Leaving) -> None:
-        self._work, self._leaving = work, leaving
+    def __init__(self, work: Coroutine[Any, Any, Any], strike: Strike) -> None:
+        self._work, self._strike = work, strike
 
     def __await__(self) -> Generator[Any, Any, Any]:
         step: Any = self._work.send
@@ -51,7 +50,7 @@ class _Watched:
                 awaited = step(given)
             except StopIteration as ended:
                 return ended.value
-            self._leaving.suspended(self._work, awaited)
+            self._strike.suspended(self._work, awaited)
             try:
                 given = yield awaited
                 step = self._work.send
@@ -59,31 +58,40 @@ class _Watched:
                 step, given = self._work.throw, exc
 
 
-_leaving: ContextVar[Leaving | None] = ContextVar("leaving", default=None)
+_strike: ContextVar[Strike | None] = ContextVar("strike", default=None)
 
 
-async def _watched(work: Coroutine[Any, Any, Any], leaving: Leaving) -> Any:
-    return await _Watched(work, leaving)
+async def _watched(work: Coroutine[Any, Any, Any], strike: Strike) -> Any:
+    return await _Watched(work, strike)
 
 
 def watch_tasks() -> None:
-    """Of the running loop, those that a task of `left` leads to."""
+    """Of the running loop, those that a task of `struck` leads to."""
 
     def made(loop: asyncio.AbstractEventLoop, work: Any, **how: Any) -> asyncio.Task[Any]:
-        leaving = _leaving.get()
-        return asyncio.Task(work if leaving is None else _watched(work, leaving), loop=loop, **how)
+        strike = _strike.get()
+        return asyncio.Task(work if strike is None else _watched(work, strike), loop=loop, **how)
 
     asyncio.get_running_loop().set_task_factory(made)
 
 
-async def left(work: Coroutine[Any, Any, Any], number: int, moment: Moment) -> Leaving:
-    """The work once it has ended, being left so, if it came to so many awaits."""
-    leaving = Leaving(number, moment)
-    before = _leaving.set(leaving)
-    leaving.task = asyncio.create_task(work)
-    _leaving.reset(before)
-    await asyncio.wait({leaving.task})
-    return leaving
+async def struck(
+    work: Coroutine[Any, Any, int], number: int, moment: Moment, happens: Callable[[], object] | None = None
+) -> tuple[asyncio.Task[int], str]:
+    """The task of this work once it has ended, and where it was struck, if it came to so many awaits.
+
+    happens: None: it is cancelled.
+    """
+
+    def leave() -> None:
+        task.cancel()
+
+    strike = Strike(number, moment, happens or leave)
+    before = _strike.set(strike)
+    task = asyncio.create_task(work)
+    _strike.reset(before)
+    await asyncio.wait({task})
+    return task, strike.where
 
 
 def _place(work: Any) -> str:

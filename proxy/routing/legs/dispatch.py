@@ -1,7 +1,8 @@
 """Runs the legs of one decision up to the answer's first event.
 
 Nothing goes to the client from here. When `open` returns, the answering worker's status is known and its first event
-has come. When it raises, all its legs are closed, and another attempt may follow.
+has come. When it raises, all its legs are closed, and another attempt may follow; but those of a client that has left
+may be wound up by `HandoffRelease`.
 """
 
 from __future__ import annotations

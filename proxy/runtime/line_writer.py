@@ -7,6 +7,7 @@ counted, and told once lines flow again.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import select
 import stat
@@ -29,7 +30,7 @@ Sink = Callable[[list[bytes]], int]
 class WriterLimits:
     queue_bytes: int = 4 * 1024 * 1024
     tick_s: float = 5.0
-    pause_s: float = 0.0  # between two writes, so that each has more lines
+    pause_s: float = 0.0  # between two writes while less than a batch waits, so that each has more lines
     again_s: float = 1.0  # from a write that failed, as on a full disk, to the next one
 
 
@@ -114,7 +115,10 @@ class LineWriter:
                     self._waiting.append(note)
                 self._waiting_bytes += len(note) - sum(map(len, lines))
                 self._changed.notify_all()
-            self._rest(self._limits.again_s if written < len(lines) else self._limits.pause_s)
+            if written < len(lines):
+                self._rest(self._limits.again_s, math.inf)
+            else:
+                self._rest(self._limits.pause_s, BATCH_BYTES)
 
     def _next(self) -> list[bytes]:
         """What is to be written next; nothing if nothing came for a while."""
@@ -127,10 +131,13 @@ class LineWriter:
                 lines.append(self._waiting.popleft())
         return lines
 
-    def _rest(self, seconds: float) -> None:
+    def _rest(self, seconds: float, enough_bytes: float) -> None:
+        """At most so long, and until so much waits: a pause after each batch would bound what is written a second."""
         if seconds:
             with self._changed:
-                self._changed.wait_for(lambda: self._flushing or self._is_closed, seconds)
+                self._changed.wait_for(
+                    lambda: self._flushing or self._is_closed or self._waiting_bytes >= enough_bytes, seconds
+                )
 
 
 class DescriptorSink:

@@ -13,7 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from ppd.proxy.runtime.line_writer import DescriptorSink, DirectLines, FileSink, LineWriter, WriterLimits
+from ppd.proxy.runtime.line_writer import (
+    BATCH_BYTES,
+    DescriptorSink,
+    DirectLines,
+    FileSink,
+    LineWriter,
+    WriterLimits,
+)
 
 ROOM = 4096
 LINE = b"x" * 99 + b"\n"
@@ -152,3 +159,38 @@ def test_a_tick_comes_where_no_line_does(pipe: tuple[int, int]) -> None:
     ticked = threading.Event()
     LineWriter(DescriptorSink(pipe[1]), lost_line, ticked.set, WriterLimits(tick_s=0.001))
     assert ticked.wait(20)
+
+
+def test_a_pause_gathers_lines_and_holds_no_whole_batch_back() -> None:
+    taken, has_all = list[bytes](), threading.Event()
+    half = b"x" * (BATCH_BYTES // 2 - 1) + b"\n"
+
+    def sink(lines: list[bytes]) -> int:
+        taken.extend(lines)
+        if len(taken) >= 8:  # of nine: less than a batch may wait for more
+            has_all.set()
+        return len(lines)
+
+    writer = LineWriter(sink, lost_line, limits=WriterLimits(pause_s=3600.0))
+    for _ in range(9):
+        writer.put(half)
+    assert has_all.wait(5), len(taken)
+    writer.close(5)
+    assert len(taken) == 9
+
+
+def test_after_a_write_that_failed_a_batch_waits_too() -> None:
+    failed, has_failed = list[int](), threading.Event()
+
+    def full(lines: list[bytes]) -> int:
+        failed.append(len(lines))
+        has_failed.set()
+        return 0
+
+    writer = LineWriter(full, lost_line, limits=WriterLimits(again_s=3600.0))
+    writer.put(b"x" * BATCH_BYTES)
+    assert has_failed.wait(5)
+    for _ in range(3):
+        writer.put(b"x" * BATCH_BYTES)
+    assert failed == [1]
+    writer.close(5)

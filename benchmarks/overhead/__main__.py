@@ -6,7 +6,7 @@
     python -m benchmarks.overhead run --subjects direct,ppd,vllm-router:cache_aware   # a peer that knows sessions
     python -m benchmarks.overhead run --subjects ppd --before ../older/.venv/bin/ppd   # slower than another build?
     python -m benchmarks.overhead scale --processes 2   # what does a second process add?
-    python -m benchmarks.overhead churn --minutes 60    # is PPD's memory stable?
+    python -m benchmarks.overhead churn --minutes 60    # is PPD's memory stable? is anything lost?
 
 The proxy has one core. The mock backend and the load generator are written in C and have the other cores; the column
 of the direct connection shows that they are not the limit. Subjects take turns, and each is restarted in every
@@ -162,14 +162,13 @@ def run(
 @click.option("--subject", "name", type=click.Choice([PPD, *PEERS]), default=PPD, show_default=True)
 @_ppd_args
 def churn(minutes: float, name: str, ppd_args: str) -> None:
-    """Open and close streams, and print how the proxy's memory grows."""
+    """Open and close streams; print how the proxy's memory grows, what failed, and what it still holds."""
     one = subject(name, cache_folder(), (*churning.PPD_ARGS, *shlex.split(ppd_args)))
     samples = []
     with one_line_errors(), running_bench(1.0) as bench:
         for sample in churning.churn(one, minutes, bench):
             samples.append(sample)
-            shown = f"{sample.rss_kib / 1024:8.1f} MiB  {sample.requests:10,} requests  {sample.faults} faults"
-            print(f"{sample.at_s / 60:7.1f} min  {shown}", flush=True)
+            print(churning.shown(sample), flush=True)
     print(churning.verdict(samples))
 
 

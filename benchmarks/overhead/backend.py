@@ -123,19 +123,20 @@ def finished(program: Program) -> LoadResult:
 
 def _get(port: int, path: str) -> bytes:
     try:
-        return _exchange(port, "GET", path)[1]
+        return exchange(port, "GET", path)[1]
     except (OSError, http.client.HTTPException) as exc:
         raise PPDError(f"the mock backend does not answer: {exc}") from exc
 
 
 def ask_once(port: int) -> bool:
     try:
-        return _exchange(port, "POST", "/v1/chat/completions", opening(ChatShape()))[0] == 200
+        return exchange(port, "POST", "/v1/chat/completions", opening(ChatShape()))[0] == 200
     except (OSError, http.client.HTTPException):
         return False
 
 
-def _exchange(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+def exchange(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    """Status and body; OSError or HTTPException where none comes."""
     connection = http.client.HTTPConnection(HOST, port, timeout=5.0)
     try:
         connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})

@@ -38,6 +38,15 @@ class LoadResult(msgspec.Struct, frozen=True):
     whole: Durations | None = None  # from the request to the answer's end
     first: Durations | None = None  # to its first chunk
     late: int = 0  # requests of an open loop that found no connection free
+    statuses: Mapping[int, int] = {}  # of the refusals, how many of which; 0: none that HTTP knows
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """What came in place of right answers, and how often."""
+        ends = {"connection refused": self.refused, "broken off": self.broken, "wrong answer": self.wrong}
+        return {str(status): count for status, count in self.statuses.items()} | {
+            end: count for end, count in ends.items() if count
+        }
 
 
 class Stats(msgspec.Struct, frozen=True):

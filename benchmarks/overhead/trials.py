@@ -39,12 +39,13 @@ class OverheadBench:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredEndpoint:
-    """A proxy, or the backend itself for a direct connection, which has no `pid`."""
+    """A proxy, or the backend itself for a direct connection, which has no `pid` and no log."""
 
     subject: str
     port: int
     backend: Backend
     pid: int | None = None
+    log: Path | None = None
 
     def usage(self) -> ResourceUsage | None:
         if self.pid is None:
@@ -98,7 +99,7 @@ def opened(
         raise PeerError(f"can't be started: {exc.strerror}; {hint}") from exc
     with program:
         _wait_ready(program, ports, fleet, backend)
-        yield MeasuredEndpoint(subject.name, ports.port, backend, program.pid)
+        yield MeasuredEndpoint(subject.name, ports.port, backend, program.pid, program.log)
 
 
 def _wait_ready(program: Program, ports: SubjectPorts, fleet: FleetKind, backend: Backend) -> None:

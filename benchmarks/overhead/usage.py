@@ -1,4 +1,4 @@
-"""CPU time and resident memory of a process and all its descendants, from /proc."""
+"""CPU time, resident memory and open files of a process and all its descendants, from /proc."""
 
 from __future__ import annotations
 
@@ -55,8 +55,19 @@ def usage(pid: int) -> ResourceUsage:
     return total(family(pid, _all()))
 
 
+def open_files(pid: int) -> int:
+    """How many descriptors the process and all its descendants have open."""
+    return sum(_descriptors(one.pid) for one in family(pid, _all()))
+
+
 def children(pid: int) -> list[int]:
     return sorted(process.pid for process in _all().values() if process.parent == pid)
+
+
+def _descriptors(pid: int) -> int:
+    with suppress(OSError):  # it has ended
+        return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    return 0
 
 
 def _all() -> dict[int, ProcessUsage]:

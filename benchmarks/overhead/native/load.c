@@ -64,6 +64,7 @@ static struct {
 
 static struct {
     long asked, right, refused, broken, refusals, wrong, chunks;
+    struct statuses statuses; /* of the refusals */
     struct samples whole, first;
 } found;
 
@@ -189,7 +190,7 @@ static void finish(struct connection *connection, uint64_t now) {
     const struct answer *answer = &connection->answer;
     connection->state = IDLE;
     busy--;
-    if (answer->status != 200) found.refusals++;
+    if (answer->status != 200) found.refusals++, statuses_add(&found.statuses, answer->status);
     else if (!answer_is_right(answer, plan.words)) found.wrong++;
     else if (is_measuring && connection->begun_ns >= begin_ns) {
         found.right++;
@@ -346,6 +347,7 @@ static void print_found(void) {
            "\"wrong\":%ld,\"unanswered\":%zu,\"holding\":%zu,\"chunks\":%ld,",
            seconds, found.asked, found.right, found.refused, found.broken, found.refusals, found.wrong,
            plan.mode == HOLD ? plan.connections - holding : waiting(), holding, found.chunks);
+    statuses_print(&found.statuses);
     samples_print(&found.whole, "whole");
     samples_print(&found.first, "first");
     printf("\"late\":%ld}\n", plan.mode == OPEN ? (long)(seconds * plan.rate) - arrivals_served : 0);

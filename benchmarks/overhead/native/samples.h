@@ -1,7 +1,8 @@
-/* Durations, and their quantiles. */
+/* Durations and their quantiles, and how often which status came. */
 #ifndef SAMPLES_H
 #define SAMPLES_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,6 +46,28 @@ static inline void samples_print(struct samples *samples, const char *name) {
     printf("\"%s\":{\"count\":%zu,\"p50_us\":%.1f,\"p90_us\":%.1f,\"p99_us\":%.1f,\"max_us\":%.1f},", name,
            samples->count, samples_quantile(samples, 0.5), samples_quantile(samples, 0.9),
            samples_quantile(samples, 0.99), samples_quantile(samples, 1.0));
+}
+
+#define STATUSES 1000 /* 0: none that HTTP knows */
+
+struct statuses {
+    long counts[STATUSES];
+};
+
+static inline void statuses_add(struct statuses *statuses, int status) {
+    statuses->counts[status > 0 && status < STATUSES ? status : 0]++;
+}
+
+/* As a JSON object of those that came. */
+static inline void statuses_print(const struct statuses *statuses) {
+    bool is_first = true;
+    printf("\"statuses\":{");
+    for (int status = 0; status < STATUSES; status++) {
+        if (statuses->counts[status] == 0) continue;
+        printf("%s\"%d\":%ld", is_first ? "" : ",", status, statuses->counts[status]);
+        is_first = false;
+    }
+    printf("},");
 }
 
 #endif

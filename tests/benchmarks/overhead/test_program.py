@@ -6,8 +6,11 @@ import http.client
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import cycle
 from pathlib import Path
 
 import msgspec
@@ -109,11 +112,39 @@ def test_an_answer_of_another_length_is_wrong(tools: Tools, backend: Backend, tm
     assert load.wrong > 0
 
 
+class Refusing(BaseHTTPRequestHandler):
+    """Answers 502, 503, 503, and so on."""
+
+    protocol_version = "HTTP/1.1"
+    statuses = cycle((502, 503, 503))
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(next(self.statuses))
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_refusals_are_counted_by_their_status(tools: Tools, tmp_path: Path) -> None:
+    with HTTPServer((HOST, 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        row = Row(name="one", connections=1, ramp_ms=0)
+        load = asked(tools, Backend(server.server_port, server.server_port), tmp_path, row)
+        server.shutdown()
+    assert load.refusals == sum(load.statuses.values()) > 3
+    assert load.statuses.keys() == {502, 503}
+    assert load.statuses[503] - 2 * load.statuses[502] in (-2, -1, 0)
+    assert load.faults == {str(status): count for status, count in load.statuses.items()}
+
+
 def test_nobody_there_is_a_refusal_and_not_a_hang(tools: Tools, tmp_path: Path) -> None:
     with running_backend(tools, EVERYWHERE, tmp_path) as gone:
         pass
     row = Row(name="once", load=LoadMode.ONCE, connections=5, ramp_ms=0)
-    assert asked(tools, gone, tmp_path, row).refused == 5
+    load = asked(tools, gone, tmp_path, row)
+    assert (load.refused, load.faults) == (5, {"connection refused": 5})
 
 
 def test_a_load_generator_without_a_result_says_why(tools: Tools, backend: Backend, tmp_path: Path) -> None:

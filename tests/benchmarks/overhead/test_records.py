@@ -21,7 +21,7 @@ from benchmarks.overhead.records import (
 )
 from ppd.proxy.errors import FormatError
 
-LOAD = LoadResult(1.0, 9, 5, 1, 2, 3, 4, first=Durations(5, 1.0, 2.0, 3.0, 4.0))
+LOAD = LoadResult(1.0, 9, 5, 1, 2, 3, 4, first=Durations(5, 1.0, 2.0, 3.0, 4.0), statuses={503: 2, 0: 1})
 RUN = OverheadRun(
     date="2026-01-01",
     seconds=2.0,
@@ -51,6 +51,7 @@ def test_records_of_another_version_are_refused(change: tuple[bytes, bytes]) -> 
 
 def test_faults_are_all_that_a_client_would_not_have_wanted() -> None:
     assert [record.faults for record in RUN.records] == [10, 0]
+    assert LOAD.faults == {"503": 2, "0": 1, "connection refused": 1, "broken off": 2, "wrong answer": 4}
 
 
 def test_what_the_backend_counted_is_counted_from_before() -> None:

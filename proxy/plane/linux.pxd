@@ -84,5 +84,16 @@ cdef inline bint is_undelivered(int fd) noexcept:
     return fd >= 0 and ioctl(fd, TIOCOUTQ, &left) == 0 and left > 0
 
 
+cdef inline int watch(int epoll, int fd, unsigned int before, unsigned int wanted) noexcept:
+    """Has an epoll look for the `wanted` events of a descriptor, where it looked for those `before`; 0: for none.
+
+    The number of an error, or 0.
+    """
+    cdef epoll_event event
+    cdef int what = EPOLL_CTL_DEL if not wanted else EPOLL_CTL_MOD if before else EPOLL_CTL_ADD
+    event.events, event.data.fd = wanted, fd
+    return errno if epoll_ctl(epoll, what, fd, &event) < 0 else 0
+
+
 cdef inline object os_error(int number):
     return OSError(number, strerror(number).decode())

@@ -2,6 +2,13 @@ from cpython.buffer cimport Py_buffer
 
 from .receiver cimport Receiver
 
+cdef enum:
+    FIRST_BYTES = 32 * 1024  # read at once; the rest of a long body can then be read to where it belongs
+    READ_BYTES = 256 * 1024  # once as much has come as was read
+    FULL_BYTES = 64 * 1024  # unsent, from which on a protocol is asked to write no more
+    ROOM_BYTES = 16 * 1024  # unsent, from which on it may go on
+    EVENTS = 256            # looked at before the event loop does other work
+
 
 cdef class Poller:
     cdef object _loop
@@ -31,6 +38,7 @@ cdef class SocketTransport:
     cdef int _read(self) except -1
     cdef int _watch(self) except -1
     cdef int _ask(self, unsigned int wanted) noexcept
+    cdef bint _is_usurped(self) except -1
     cdef int _lose(self, exc) except -1
     cdef int _let_go(self) except -2
     cdef int _tell(self, str name) except -1

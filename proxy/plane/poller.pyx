@@ -15,21 +15,13 @@ from contextlib import suppress
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.errno cimport EAGAIN, EEXIST, EINTR, errno
+from libc.errno cimport EAGAIN, EBADF, EEXIST, EINTR, ENOENT, errno
 from libc.stdlib cimport free, malloc
 
 from .linux cimport (
-    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, MSG_NOSIGNAL,
-    PARTS, SHUT_WR, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, is_undelivered, is_unread, os_error, recv,
-    send, send_parts, shutdown,
+    EPOLL_CLOEXEC, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, MSG_NOSIGNAL, PARTS, SHUT_WR, close, epoll_create1,
+    epoll_event, epoll_wait, is_undelivered, is_unread, os_error, recv, send, send_parts, shutdown, watch,
 )
-
-cdef enum:
-    FIRST_BYTES = 32 * 1024  # read at once; the rest of a long body can then be read to where it belongs
-    READ_BYTES = 256 * 1024  # once as much has come as was read
-    FULL_BYTES = 64 * 1024  # unsent, from which on a protocol is asked to write no more
-    ROOM_BYTES = 16 * 1024  # unsent, from which on it may go on
-    EVENTS = 256            # looked at before the event loop does other work
 
 
 cdef class Poller:
@@ -62,7 +54,7 @@ cdef class Poller:
         if socket.proto == sockets.IPPROTO_TCP or socket.family != sockets.AF_UNIX:
             socket.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_NODELAY, 1)
         self._transports.extend([None] * (fd + 1 - len(self._transports)))
-        if self._transports[fd] is not None:
+        if self._transports[fd] is not None and not (<SocketTransport>self._transports[fd])._is_usurped():
             raise os_error(EEXIST)
         transport = SocketTransport.__new__(SocketTransport)
         transport._poller, transport._protocol = self, protocol
@@ -349,15 +341,21 @@ cdef class SocketTransport:
     cdef int _ask(self, unsigned int wanted) noexcept:
         """The error's number, or 0. A socket of which nothing is wanted is not in the epoll, as that always tells of
         errors, and would wake the event loop again and again."""
-        cdef epoll_event event
-        cdef int what = EPOLL_CTL_DEL if not wanted else EPOLL_CTL_MOD if self._watched else EPOLL_CTL_ADD
-        event.events, event.data.fd = wanted, self._fd
-        if epoll_ctl(self._poller._epoll, what, self._fd, &event) < 0:
-            return errno
-        self._watched = wanted
-        return 0
+        cdef int error = watch(self._poller._epoll, self._fd, self._watched, wanted)
+        if not error:
+            self._watched = wanted
+        return error
 
     # -- the end
+
+    cdef bint _is_usurped(self) except -1:
+        """Whether a stranger closed its descriptor, and the number is a new socket's. Then it is lost, and told of."""
+        if not self._watched or self._ask(self._watched) != ENOENT:  # of one that is not watched nobody can tell
+            return False
+        self._let_go()
+        exc = OSError(EBADF, "another has closed this connection's descriptor")
+        self._poller._loop.call_soon(self._tell_lost, exc)
+        return not self._report(exc, False)
 
     cdef int _lose(self, exc) except -1:
         """Closes the socket at once, and tells the protocol later, as it may just be writing."""

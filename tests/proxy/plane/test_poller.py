@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import errno
 import fcntl
 import os
 import resource
@@ -102,6 +103,27 @@ async def test_a_socket_is_adopted_once(over: Ends) -> None:
             await over.adopt(transport.get_extra_info("socket"), Recorder())
     peer.send(b"x")
     await until(lambda: protocol.data)
+
+
+@of_the_poller
+async def test_a_number_that_a_stranger_closed_is_the_next_sockets(over: Ends) -> None:
+    """The kernel gives the lowest that is free, so each new socket would get this one, and none be taken."""
+    transport, _ = await over.pair(protocol := Recorder())
+    number = transport.get_extra_info("socket").fileno()
+    late = Recorder()
+    ours, peer = tcp_pair()
+    with ours, peer:
+        again = socket.socket(fileno=os.dup2(ours.fileno(), number))  # which closes it
+        await over.adopt(again, late)
+        transport.abort()
+        transport.write(b"for the one before")
+        peer.send(b"x")
+        await until(lambda: late.data and protocol.lost)
+        late.transport.write(b"y")
+        assert await take(peer, 1) == b"y"
+    assert (late.told, protocol.told) == ([MADE, DATA], [MADE, LOST])
+    assert [exc.errno for exc in (protocol.lost[0], *over.failures) if isinstance(exc, OSError)] == [errno.EBADF] * 2
+    over.failures.clear()
 
 
 @of_the_poller

@@ -174,3 +174,15 @@ def test_a_run_measures_a_direct_connection_and_ppd(tools: Tools, tmp_path: Path
     assert ppd.cpu_s > 0
     assert "install" in smg.problem
     assert run.versions["smg"] == "not installed"
+
+
+def test_a_round_of_churn_leaves_nothing_and_loses_nothing(tools: Tools, tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "benchmarks.overhead", "churn", "--minutes", "0.1"]
+    done = subprocess.run(
+        argv, env={**os.environ, "PPD_CACHE": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    *rounds, verdict = done.stdout.splitlines()  # what the proxy tells of failures, or still holds, would come last
+    assert verdict.startswith("too few samples")
+    assert rounds
+    assert all(line.endswith(" 0 faults") for line in rounds)

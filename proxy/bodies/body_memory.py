@@ -72,8 +72,7 @@ class BodyRoom:
 
     def free(self) -> None:
         self.sender = None
-        if self.held_bytes or self.waits is not None:
-            self._memory.give_back(self)
+        self._memory.give_back(self)
 
 
 class _Sender:
@@ -143,9 +142,11 @@ class BodyMemory:
         return room.waits is None
 
     def give_back(self, room: BodyRoom) -> None:
+        if room not in self._open:
+            return
+        del self._open[room]
         self.held_bytes -= room.held_bytes
         room.held_bytes = 0
-        self._open.pop(room, None)
         if room.waits is not None:
             self._stop_waiting(room)
         if self._waiting:
@@ -167,7 +168,7 @@ class BodyMemory:
             if room.waits is None or (is_large and is_behind):
                 continue
             if self.held_bytes + room.wanted_bytes > self._bound(size):
-                is_behind = is_behind or is_large
+                is_behind = True  # where a small one does not fit, no large one does
                 continue
             waits = self._stop_waiting(room)
             self._give(room, room.wanted_bytes)

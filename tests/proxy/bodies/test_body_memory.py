@@ -46,6 +46,11 @@ def bodies(count: int, mib: int = 16) -> tuple[BodyMemory, list[Body]]:
     return memory, [Body(memory) for _ in range(count)]
 
 
+def refused(memory: BodyMemory) -> float:
+    samples = {sample.name: sample.value for metric in memory.gauges() for sample in metric.samples}
+    return samples["ppd_bodies_refused_total"]
+
+
 def test_room_is_taken_and_given_back() -> None:
     memory, (one, other) = bodies(2)
     assert one.want(4)
@@ -80,7 +85,7 @@ async def test_the_oldest_goes_on_first() -> None:
 @scenario
 async def test_a_large_body_that_would_fit_waits_behind_an_older_one_that_does_not() -> None:
     _, (first, second, third, fourth) = bodies(4)
-    assert first.want(4) and second.want(10)
+    assert first.want(4) and second.want(8)
     assert [third.want(8), fourth.want(2)] == [False, False]
     first.room.free()
     assert [third.said, fourth.said] == [[], []]
@@ -101,11 +106,50 @@ async def test_an_older_body_that_grows_goes_before_a_younger_one_that_waits() -
 
 
 @scenario
+async def test_a_body_that_has_its_room_does_not_wait_behind_others() -> None:
+    _, (older, whole) = bodies(2)
+    assert older.want(2) and whole.want(12)
+    assert not older.want(5)
+    assert whole.want(12)
+
+
+@scenario
 async def test_small_bodies_wait_for_no_large_one() -> None:
     _, (holder, waiting, small) = bodies(3)
     assert holder.want(14)
     assert not waiting.want(5)
     assert small.want(1)
+
+
+@scenario
+async def test_a_small_body_that_waits_overtakes_large_ones() -> None:
+    _, (holder, large, small, other, waiting) = bodies(5)
+    assert holder.want(14) and small.want(1) and other.want(1)
+    assert not large.want(5) and not waiting.want(1)
+    small.room.free()
+    assert (large.said, waiting.said) == ([], ["room"])
+
+
+@scenario
+async def test_a_body_that_waits_again_waits_for_what_it_lacks() -> None:
+    memory, (holder, growing, other) = bodies(3)
+    assert holder.want(14)
+    assert not growing.want(10)
+    holder.room.free()
+    assert other.want(3)
+    assert not growing.want(12)
+    other.room.free()
+    assert (growing.said, memory.held_bytes) == (["room", "room"], 12 * MIB)
+
+
+@scenario
+async def test_a_body_that_ends_as_it_gets_room_makes_room_for_the_next_one() -> None:
+    memory, (holder, ending, last) = bodies(3)
+    assert holder.want(14)
+    assert not ending.room.want(10 * MIB, ending.room.free, ending._refused)
+    assert not last.want(4)
+    holder.room.free()
+    assert (last.said, memory.held_bytes) == (["room"], 4 * MIB)
 
 
 @scenario
@@ -120,6 +164,7 @@ async def test_bodies_that_wait_for_each_other_end_one_after_the_other() -> None
     await asyncio.sleep(WAIT_S - 0.5)
     assert (one.said, other.said) == (["refused"], ["room"])
     assert memory.held_bytes == 9 * MIB
+    assert refused(memory) == 1
 
 
 @scenario
@@ -134,6 +179,31 @@ async def test_a_body_that_leaves_while_it_waits_is_forgotten() -> None:
     await asyncio.sleep(2 * WAIT_S)
     assert next_one.said == ["room"]
     next_one.room.free()
+    assert memory.held_bytes == 0
+
+
+@scenario
+async def test_a_body_that_never_had_room_is_forgotten_once_it_is_refused() -> None:
+    memory, (holder, waiting) = bodies(2)
+    assert holder.want(14)
+    assert not waiting.want(14)
+    await asyncio.sleep(WAIT_S + 1.0)
+    assert waiting.said == ["refused"]
+    holder.room.free()
+    assert not memory._open
+
+
+@scenario
+async def test_room_for_one_who_has_just_stopped_waiting_for_it_is_given_back() -> None:
+    memory, (holder, leaving) = bodies(2)
+    assert holder.want(14)
+    wait = asyncio.create_task(leaving.room.wait(14 * MIB))
+    await asyncio.sleep(1.0)
+    wait.cancel()
+    holder.room.free()
+    with pytest.raises(asyncio.CancelledError):
+        await wait
+    leaving.room.free()
     assert memory.held_bytes == 0
 
 
@@ -177,6 +247,23 @@ async def test_a_body_that_stops_after_a_good_beginning_makes_room_in_time() -> 
     stopping.arrived += MIB
     await asyncio.sleep(WAIT_S)
     assert (stopping.said, waiting.said) == (["too slow"], ["room"])
+
+
+@scenario
+async def test_how_slowly_a_body_comes_is_judged_from_when_another_waits() -> None:
+    memory, (slow, leaving, waiting) = bodies(3)
+    assert slow.want(14)
+    slow.watch()
+    assert not leaving.want(2)
+    await asyncio.sleep(1.0)
+    leaving.room.free()
+    await asyncio.sleep(100.0)
+    assert not waiting.want(2)
+    await asyncio.sleep(WAIT_S * LOOK_SHARE - 0.1)
+    assert slow.said == []
+    await asyncio.sleep(0.2)
+    assert slow.said == ["too slow"]
+    assert refused(memory) == 1
 
 
 @scenario

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -79,21 +80,20 @@ class Drain:
         self.is_draining = False
         self._now = now
         self._begun = asyncio.Event()
-        self._begun_s = 0.0
+        self._begun_s = -math.inf
         self.is_cut = False  # the time limit is over: the proxy closes connections, their clients do not
 
     def announce(self) -> None:
         self.is_announced = True
 
     def begin(self) -> None:
-        self.announce()
         self._begun_s = self._now()
         self.is_draining = True
         self._begun.set()
 
     def left_s(self, limit_s: float) -> float:
         """Of what a drain may take; 0 where none has begun."""
-        return max(0.0, self._begun_s + limit_s - self._now()) if self.is_draining else 0.0
+        return max(0.0, self._begun_s + limit_s - self._now())
 
     async def wait(self) -> None:
         await self._begun.wait()

@@ -29,6 +29,7 @@ class FakeTransport:
         self.own = own
         self.written = b""
         self.said = "open"
+        self.unsent_bytes = 0
 
     def get_extra_info(self, name: str) -> socket.socket | None:
         return self.own
@@ -46,7 +47,7 @@ class FakeTransport:
         raise OSError(errno.ENOTCONN, "as asyncio's does where the client has reset the connection")
 
     def get_write_buffer_size(self) -> int:
-        return 0
+        return self.unsent_bytes
 
     def is_closing(self) -> bool:
         return self.said != "open"
@@ -61,12 +62,13 @@ class FakeRequest:
         self.is_left = True
 
 
-def connection(clock: FakeClock) -> tuple[ConnectionLimits, FakeTransport]:
+def connection(clock: FakeClock, *, is_tls: bool = False) -> tuple[ConnectionLimits, FakeTransport]:
     transport = FakeTransport()
-    return ConnectionLimits(transport, PATIENCE, clock), transport  # type: ignore[arg-type]
+    return ConnectionLimits(transport, PATIENCE, clock, is_tls=is_tls), transport  # type: ignore[arg-type]
 
 
-# What happens, in steps: a number lets seconds pass, "bytes" come, a request "begins" or "ends".
+# What happens, in steps: a number lets seconds pass, "bytes" come, a request "begins" or "ends", the client takes
+# nothing ("stalls"), or the proxy "closes".
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
@@ -81,6 +83,9 @@ def connection(clock: FakeClock) -> tuple[ConnectionLimits, FakeTransport]:
         (["bytes", "begins", "ends", 30.0, "bytes", 10.0], "closed"),
         (["bytes", "begins", "ends", 30.0, "bytes", "begins", 100.0], "open"),
         (["begins h2", "begins", "ends", 100.0], "open"),  # another one is at work
+        (["begins h2", "begins", "ends h2", 100.0], "open"),
+        (["begins", "ends", "stalls", 100.0], "open"),  # that has a limit of its own
+        (["begins", "closes", CLOSE_S], "aborted"),
         (["begins h2", "ends h2", 30.0, "bytes", 20.0], "open"),  # a PING, say
         (["begins h2", "ends h2", 30.0, "bytes", 45.0], "closed"),
         ([10.0, 4.9], "closed"),
@@ -102,6 +107,10 @@ def test_a_connection_is_closed_when_its_client_is_late(clock: FakeClock, steps:
                 tested.ended(plain, left=False)
             case "ends h2":
                 tested.ended(multiplexed, left=False)
+            case "stalls":
+                tested.is_stalled = True
+            case "closes":
+                tested.close(CLOSE_S)
             case float(seconds):
                 clock.advance(seconds)
                 tested.close_if_overdue()
@@ -119,6 +128,38 @@ def test_a_refused_connection_over_tls_ends_though_its_request_begins_late(clock
     clock.advance(LINGER_S)
     tested.close_if_overdue()
     assert transport.said == "closed"
+
+
+@pytest.mark.parametrize(
+    ("is_tls", "is_read", "said"), [(True, True, "closed"), (True, False, "open"), (False, True, "open")]
+)
+def test_after_its_last_answer_a_connection_ends_whatever_still_comes(
+    clock: FakeClock, is_tls: bool, is_read: bool, said: str
+) -> None:
+    """Without TLS it is half-closed, and read on until its client closes too."""
+    tested, transport = connection(clock, is_tls=is_tls)
+    tested.close_gently(is_read=is_read)
+    tested.break_off()  # of an answer that is complete
+    assert transport.said == said
+    ended_s = clock() + CLOSE_S
+    while clock() < ended_s and transport.said == "open":
+        clock.advance(0.9 * LINGER_S)
+        tested.heard()
+        tested.lingers()
+        tested.close_if_overdue()
+    assert transport.said == "closed"
+
+
+def test_without_tls_what_a_client_has_not_taken_in_time_is_dropped(clock: FakeClock) -> None:
+    own, client = socket.socketpair()
+    with own, client:
+        transport = FakeTransport(own)
+        tested = ConnectionLimits(transport, PATIENCE, clock)  # type: ignore[arg-type]
+        own.send(b"the answer")
+        tested.close(CLOSE_S)
+        clock.advance(CLOSE_S)
+        tested.close_if_overdue()
+        assert transport.said == "aborted"
 
 
 @pytest.mark.parametrize("is_last", [True, False], ids=["its last answer", "an idle connection"])
@@ -197,16 +238,19 @@ def test_an_answer_over_http2_that_cannot_be_completed_ends_its_connection_after
         clock.advance(CLOSE_S)
         tested.close_if_overdue()
         assert transport.said == said
+    tested.go_away()
+    assert transport.written == GOAWAY, "nothing can be written any more"
 
 
 def test_requests_are_told_when_their_client_is_gone(clock: FakeClock) -> None:
     tested, _ = connection(clock)
-    over, at_work = FakeRequest(), FakeRequest()
+    over, at_work, stream = FakeRequest(), FakeRequest(), FakeRequest(is_multiplexed=True)
     tested.began(over)
     tested.ended(over, left=False)
     tested.began(at_work)
+    tested.began(stream)
     tested.lost()
-    assert (over.is_left, at_work.is_left) == (False, True)
+    assert (over.is_left, at_work.is_left, stream.is_left) == (False, True, True)
 
 
 @pytest.mark.parametrize(
@@ -255,6 +299,33 @@ def test_the_longest_idle_connection_makes_room() -> None:
     idle.discard(last)
     idle.discard(last)
     assert not idle.evict() and not idle.evict("b") and not idle.evict("nobody")
+    taking.may_close = True
+    assert idle.evict("a") and not idle.evict()
+    assert not idle._by_address, "nothing is kept of an address without connections"
+
+
+@pytest.mark.parametrize(
+    ("is_tls", "is_stalled", "unsent_bytes", "said"),
+    [(False, False, 0, "closed"), (True, False, 0, "aborted"), (False, True, 0, "open"), (True, False, 1, "open")],
+)
+def test_who_still_takes_an_answer_makes_no_room(
+    clock: FakeClock, is_tls: bool, is_stalled: bool, unsent_bytes: int, said: str
+) -> None:
+    tested, transport = connection(clock, is_tls=is_tls)
+    tested.is_stalled, transport.unsent_bytes = is_stalled, unsent_bytes
+    assert tested.evict() == (said != "open")
+    assert transport.said == said
+
+
+def test_a_connection_that_made_room_is_gone_in_time_whatever_its_client_had_sent(clock: FakeClock) -> None:
+    tested, transport = connection(clock)
+    request = FakeRequest()
+    assert tested.evict()
+    tested.began(request)
+    tested.ended(request, left=False)
+    clock.advance(CLOSE_S)
+    tested.close_if_overdue()
+    assert transport.said == "aborted"
 
 
 @pytest.mark.parametrize(
@@ -268,6 +339,7 @@ def test_the_longest_idle_connection_makes_room() -> None:
         (["begins", "begins h2", "ends"], False),
         (["begins", "begins h2", "ends", "ends h2"], True),
         (["bytes", "begins", "closes", "ends"], False),
+        (["bytes", "begins", "ends", "closes gently"], False),
         (["overdue"], False),
     ],
 )
@@ -289,6 +361,8 @@ def test_a_connection_without_a_request_is_idle(clock: FakeClock, steps: list[st
                 tested.ended(multiplexed, left=False)
             case "closes":
                 tested.close(1.0)
+            case "closes gently":
+                tested.close_gently(is_read=True)
             case "overdue":
                 clock.advance(1000)
                 tested.close_if_overdue()

@@ -49,3 +49,14 @@ def test_what_is_left_of_a_drain_counts_from_its_beginning(clock: FakeClock) -> 
     drain.begin()
     clock.advance(10.0)
     assert (drain.left_s(30.0), drain.left_s(5.0)) == (20.0, 0.0)
+
+
+async def test_a_drain_is_announced_before_it_begins() -> None:
+    drain = Drain()
+    waiting = asyncio.create_task(drain.wait())
+    drain.announce()
+    await asyncio.sleep(0)
+    assert (drain.is_announced, drain.is_draining, waiting.done()) == (True, False, False)
+    drain.begin()
+    await asyncio.wait_for(waiting, 60)
+    assert drain.is_draining and not drain.is_cut

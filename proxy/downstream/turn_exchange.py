@@ -198,8 +198,6 @@ class TurnExchange:
             self._go_on(reading)
 
     def _go_on(self, reading: _Reading) -> None:
-        if self._state is not _READING:
-            return
         if reading.is_whole:
             self._start(reading)
         elif reading.expects_continue:
@@ -270,7 +268,7 @@ class TurnExchange:
     def chunked(self) -> asyncio.Transport | None:
         return None if self._is_old else self._connection.transport
 
-    def send(self, data: bytes, *, is_last: bool = False) -> None:
+    def send(self, data: bytes, *, is_last: bool = False, is_cut: bool = False) -> None:
         if self._state is not _STREAMING:
             return
         if data:
@@ -282,7 +280,7 @@ class TurnExchange:
             out, self._unsent = self._unsent + out, b""
         self._connection.write(out)
         if is_last:
-            self._finish()
+            self._finish(left=is_cut)
 
     def fail(self) -> None:
         self._connection.abort()
@@ -334,7 +332,7 @@ class TurnExchange:
         if self._state in (_READING, _ASKING, _WITHHOLDING):
             self._reply(error_reply(draining(), self._endpoint))
         elif self._state is _STREAMING and self._is_event_stream and self._is_between_events:
-            self.send(broken_off(self._endpoint, draining().message, 503), is_last=True)
+            self.send(broken_off(self._endpoint, draining().message, 503), is_last=True, is_cut=True)
         else:
             self._connection.abort()
         self._over(left=True)
@@ -352,8 +350,8 @@ class TurnExchange:
         if self._splice is not None:
             self._splice.resume()
 
-    def _finish(self) -> None:
-        self._over(left=False)
+    def _finish(self, *, left: bool = False) -> None:
+        self._over(left=left)
         self._connection.finished(keeps_alive=self._may_keep_alive and not self.is_draining)
 
     def _give_up(self, *, left: bool) -> None:
@@ -366,10 +364,8 @@ class TurnExchange:
 
     def _over(self, *, left: bool) -> None:
         if self._state is not _OVER:
-            is_begun = self._state is not _WAITING
             self._state = _OVER
-            if is_begun:
-                self._site.requests.ended(self, self._connection.limits, left=left)
+            self._site.requests.ended(self, self._connection.limits, left=left)
         if self._withheld is not None:
             self._withheld.cancel()
             self._withheld = None

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -27,6 +28,8 @@ from ppd.proxy.routing.router import TurnReply
 from ppd.proxy.routing.service import TurnService
 from ppd.proxy.runtime.process import new_loop
 from ppd.proxy.runtime.tasks import Drain
+from ppd.proxy.telemetry.access_log import AccessLog
+from ppd.proxy.telemetry.receipts import Receipt
 from tests.support.raw_http import read_answers
 
 TURN = b"POST /v1/chat/completions HTTP/1.1\r\nHost: p\r\n"
@@ -37,13 +40,16 @@ SILENT_TURNS = 15
 class Pieces:
     """A body in pieces, each after `more` is set."""
 
-    def __init__(self, *pieces: bytes) -> None:
+    def __init__(self, *pieces: bytes, kind: str = "text/event-stream") -> None:
         self.pieces = pieces
+        self.kind = kind
+        self.taken = 0
         self.more = asyncio.Event()
         self.is_abandoned = False
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         for piece in self.pieces:
+            self.taken += 1
             yield piece
         await self.more.wait()
         yield b"data: [DONE]\n\n"
@@ -58,11 +64,13 @@ class Site:
 
     port: int = 0
     asked: list[bytes] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)  # statuses that were counted
     cancelled: int = 0
+    answers_those_who_left: bool = False
     failures: list[Any] = field(default_factory=list)
     open: set[ConnectionLimits] = field(default_factory=set)
     patience: Patience = field(default_factory=lambda: Patience(10.0, 75.0))
-    replies: dict[bytes, Any] = field(default_factory=dict)  # by the request's body
+    replies: dict[bytes, Any] = field(default_factory=dict)  # by the request's body; an exception is raised
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     edge: Edge | None = None
     ahead_s: float = 0.0
@@ -83,15 +91,16 @@ class Site:
 
     # -- as the turn service
 
-    def caller(self, endpoint: object, headers: dict[str, str]) -> object:
+    def caller(self, endpoint: str, headers: dict[str, str]) -> Any:
         if headers.get("authorization") == "bad":
             raise Unauthorized("no such key")
         if headers.get("authorization") == "defect":
             raise RuntimeError("a defect")
-        return headers
+        receipt = Receipt(id="id", at="", endpoint=endpoint, model="", stream=False, session="", turn=1, kind="")
+        return SimpleNamespace(receipt=receipt)
 
     def rejected(self, status: int) -> None:
-        pass
+        self.refused.append(status)
 
     async def answer(self, caller: object, body: bytes) -> TurnReply:
         self.asked.append(body)
@@ -99,10 +108,12 @@ class Site:
             await self.may_answer.wait()
         except asyncio.CancelledError:
             self.cancelled += 1
-            raise
+            if not self.answers_those_who_left:
+                raise
         said = self.replies.get(body, b"[%b]" % body)
-        kind = "application/json" if isinstance(said, bytes) else "text/event-stream"
-        return TurnReply(kind, {}, said)
+        if isinstance(said, Exception):
+            raise said
+        return TurnReply("application/json" if isinstance(said, bytes) else said.kind, {}, said)
 
     # -- as the application
 
@@ -187,13 +198,18 @@ def on_both_planes(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[.
 
 @asynccontextmanager
 async def site(
-    *, patience: Patience | None = None, waits: bool = False, room_wait_s: float = 10.0, **settings: Any
+    *,
+    patience: Patience | None = None,
+    waits: bool = False,
+    room_wait_s: float = 10.0,
+    log: AccessLog | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Site]:
     """Nothing may have failed unseen: neither in a callback nor in the log of the data path."""
     config = ProxyConfig(**settings)
     made = Site()
     made.patience = patience or made.patience
-    made.edge = edge = Edge(cast(Any, made.app), config, Drain(), BodyMemory(1 << 30, room_wait_s))
+    made.edge = edge = Edge(cast(Any, made.app), config, Drain(), BodyMemory(1 << 30, room_wait_s), log)
     if not waits:
         made.may_answer.set()
     loop = asyncio.get_running_loop()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import cast
 
 import pytest
 
-from ppd.proxy.downstream.http1_connection import SLICE_BYTES
+from ppd.proxy.downstream.http1_connection import SLICE_BYTES, ClientConnection
 from ppd.proxy.downstream.limits import CLOSE_S
 from tests.support.client_connections import (
     CHUNKED,
@@ -222,6 +223,45 @@ async def test_a_slow_client_gets_all_of_an_answer_on_a_kept_connection() -> Non
             at.advance(at.patience.idle_s + 2 * CLOSE_S)
             writer.transport.resume_reading()  # type: ignore[attr-defined]
             assert len(read_answers(await reader.read())[0].body) == len(large)
+
+
+@on_both_planes
+async def test_what_came_in_time_is_not_late_later() -> None:
+    """Neither a body in several reads nor an answer that was taken slowly limits the connection's next request."""
+    async with site() as at, connected(at) as (reader, writer):
+        at.replies[b"{}"] = large = b"x" * 12_000_000
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(turn()[:-1])
+        await at.until_read(len(turn()) - 1)
+        (limits,) = at.open
+        connection = cast(ClientConnection, limits.transport.get_protocol())
+        assert connection._body_timer is not None
+        writer.write(turn()[-1:])
+        await at.until(lambda: connection._stall_timer is not None)
+        stalled = connection._stall_timer
+        writer.transport.resume_reading()  # type: ignore[attr-defined]
+        await reader.readuntil(large)
+        await at.until(lambda: not limits.is_stalled)
+        assert connection._body_timer is connection._stall_timer is None
+        assert stalled is not None and stalled.cancelled()
+
+
+@on_both_planes
+async def test_a_head_that_has_begun_must_come_in_time() -> None:
+    async with site() as at, connected(at) as (reader, writer):
+        writer.write(GET)
+        await reader.readuntil(b"/a")
+        writer.write(TURN)
+        await at.until_read(len(GET + TURN))
+        at.advance(at.patience.head_s)
+        assert statuses(await reader.read()) == [408]
+
+
+@on_both_planes
+async def test_a_target_may_be_a_whole_url() -> None:
+    async with site() as at:
+        got, _ = await heard(at, turn(start=TURN.replace(b" /v1", b" http://p/v1")))
+        assert (statuses(got), at.asked) == ([200], [b"{}"])
 
 
 @on_both_planes

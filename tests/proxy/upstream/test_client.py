@@ -66,9 +66,32 @@ async def test_what_goes_wrong_is_told_with_its_phase(upstream: Upstream, name: 
 async def test_a_closed_port_refuses(upstream: Upstream) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
+        target = worker(nobody.getsockname()[1])
         with pytest.raises(LegError) as failure:
-            await read(upstream, Call(worker(nobody.getsockname()[1])))
+            await read(upstream, Call(target))
     assert (failure.value.phase, failure.value.cause) == (Phase.CONNECT, Cause.REFUSED)
+    assert not upstream.waits_for(target.id)
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+async def test_a_worker_is_waited_for_until_its_answer_has_gone_on(upstream: Upstream, is_read: bool) -> None:
+    async with server(says(HEAD, CHUNK, b"0\r\n\r\n" if is_read else b"")) as target:
+        async with upstream.answer(Call(target), "/", timeouts=PATIENT) as answer:
+            assert upstream.waits_for(target.id)
+            if is_read:
+                await answer.body()
+        assert not upstream.waits_for(target.id)
+        assert upstream._pool(target).take() is None or is_read, "what was not read to its end is not kept"
+        await until(lambda: is_read or not upstream._pool(target).is_used)
+
+
+async def test_a_worker_that_was_gone_is_looked_at_anew(upstream: Upstream) -> None:
+    async with AsyncExitStack() as stack:
+        target = await stack.enter_async_context(server(says(WHOLE)))
+        broken = LegError("", worker=target.id, phase=Phase.SENT, cause=Cause.RESET)
+        assert (await upstream.examine(broken, target)).cause is Cause.RESET
+        await stack.aclose()
+        assert (await upstream.examine(broken, target)).cause is Cause.WORKER_GONE
 
 
 async def test_connecting_has_a_limit_of_its_own(upstream: Upstream) -> None:
@@ -156,10 +179,11 @@ async def head_sent(upstream: Upstream, given: dict[str, str], *, is_trusted: bo
     return heads[0].split(b"\r\n")
 
 
-async def test_what_does_not_fit_into_a_head_is_the_failure_of_its_worker(upstream: Upstream) -> None:
+@pytest.mark.parametrize("value", ["a\r\nX: 1", "a\nX: 1", "a\rX: 1"])
+async def test_what_does_not_fit_into_a_head_is_the_failure_of_its_worker(upstream: Upstream, value: str) -> None:
     call = Call(worker(1))
     with pytest.raises(LegError) as failure:
-        async with upstream.answer(call, "/", headers={"x-request-id": "a\r\nX: 1"}, timeouts=PATIENT):
+        async with upstream.answer(call, "/", headers={"x-request-id": value}, timeouts=PATIENT):
             pass
     assert (failure.value.phase, failure.value.cause, failure.value.worker) == (
         Phase.CONNECT,

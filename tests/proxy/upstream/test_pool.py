@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import struct
 from collections.abc import Awaitable, Iterable
 from contextlib import AsyncExitStack
+from typing import cast
 
 import pytest
 
 from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Phase
+from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.upstream.call import Call, Timeouts
 from ppd.proxy.upstream.client import STALE_S, Upstream
 from ppd.proxy.upstream.connection import AnswerReceiver, WorkerConnection
+from ppd.proxy.upstream.pool import Pool, _socket, connecting
+from tests.support.clock import scenario
 from tests.support.scripted_workers import PATIENT, WHOLE, Script, deaf, read, says, server
 
 # -- kept connections
@@ -265,3 +271,65 @@ async def test_workers_that_take_no_connection_keep_nobody_waiting(upstream: Ups
     async with deaf() as silent, server(says(WHOLE)) as good:
         await upstream.warm([gone, silent, good], 1, 0.1)
         assert [len(pool._idle) for pool in upstream._pools.values()] == [0, 0, 1]
+
+
+class Kept:
+    """An idle connection."""
+
+    is_quiet = True
+    free_s = 0.0
+    is_aborted = False
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+@scenario
+async def test_idle_connections_are_closed_as_each_grows_old() -> None:
+    pool = Pool(("127.0.0.1:1", False), keepalive_s=10.0, tls=None)
+    first, second, third = kept = [Kept(), Kept(), Kept()]
+
+    def keep(one: Kept) -> None:
+        pool.free(cast(WorkerConnection, one))
+
+    async def closed_after(pause_s: float) -> list[bool]:
+        await asyncio.sleep(pause_s)
+        for one in kept:
+            if one.is_aborted:
+                pool._idle.pop(cast(WorkerConnection, one), None)
+        return [one.is_aborted for one in kept]
+
+    keep(first)
+    await asyncio.sleep(5.0)
+    keep(second)
+    assert await closed_after(5.5) == [True, False, False]
+    assert await closed_after(5.0) == [True, True, False]
+    await asyncio.sleep(100.0)
+    keep(third)
+    assert await closed_after(10.5) == [True, True, True]
+
+
+def test_what_was_given_up_is_not_sent_any_more_and_small_requests_leave_at_once() -> None:
+    with _socket(socket.AF_INET) as made:
+        assert struct.unpack("ii", made.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8)) == (1, 0)
+        assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.mark.parametrize(
+    ("fails", "is_gone", "cause"),
+    [
+        (None, True, Cause.WORKER_GONE),  # just as the connection was made
+        (OSError("refused"), False, Cause.REFUSED),
+        (OSError("refused"), True, Cause.WORKER_GONE),
+        (UnicodeError("no such label"), False, Cause.REFUSED),
+    ],
+)
+async def test_why_no_connection_was_made(fails: Exception | None, is_gone: bool, cause: Cause) -> None:
+    call = Call(Worker(role=Role.DECODE, address="w:1"))
+    with pytest.raises(LegError) as failure:
+        async with connecting(call, 60.0):
+            call.is_gone = is_gone
+            if fails is not None:
+                raise fails
+    assert (failure.value.phase, failure.value.cause) == (Phase.CONNECT, cause)
+    assert call.on_failure is None

@@ -12,7 +12,7 @@ import pytest
 
 from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Phase
-from ppd.proxy.upstream.call import ANSWER_LIMIT_BYTES, Answer, Call, Timeouts
+from ppd.proxy.upstream.call import ANSWER_LIMIT_BYTES, UNASKABLE, Answer, Call, Timeouts
 from ppd.proxy.upstream.client import Upstream
 from ppd.proxy.upstream.pool import connecting
 from tests.support.scripted_workers import HEAD, PATIENT, WHOLE, close, deaf, read, says, server, worker
@@ -190,6 +190,7 @@ async def test_what_does_not_fit_into_a_head_is_the_failure_of_its_worker(upstre
         Cause.REFUSED,
         call.worker_id,
     )
+    assert failure.value.message == UNASKABLE.message
 
 
 async def test_a_whole_answer_that_comes_in_drops_has_one_time_limit(upstream: Upstream) -> None:

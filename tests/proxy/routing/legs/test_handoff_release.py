@@ -17,10 +17,10 @@ from ppd.proxy.openai.answer import AnswerObserver
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.routing.attempt import Attempt, OpenAnswer
-from ppd.proxy.routing.legs.handoff_release import GRACE_S
+from ppd.proxy.routing.legs.handoff_release import GRACE_S, HandoffRelease
 from ppd.proxy.upstream.call import Call
 from tests.proxy.routing.legs.release_lab import Lab, tell
-from tests.support.clock import LeapingTime
+from tests.support.clock import LeapingTime, scenario
 from tests.support.requests import parse
 
 pytestmark = pytest.mark.slow
@@ -269,3 +269,26 @@ async def test_closing_waits_for_what_is_under_way_and_ends_it(lab: Lab) -> None
     async with asyncio.timeout(60):
         await lab.proxy.handoff_release.close()
     assert lab.closed == ["given back"]
+
+
+@pytest.mark.parametrize(("lasts_s", "limit_s", "ends"), [(0.5, 0.0, True), (5.0, 0.0, False), (5.0, 10.0, True)])
+def test_what_is_under_way_gets_its_time_when_all_ends(lasts_s: float, limit_s: float, ends: bool) -> None:
+    """And no more: what never ends must not keep the process."""
+    ended = list[bool]()
+
+    @scenario
+    async def work() -> None:
+        names = ("registry", "handoffs", "health", "admission", "metrics", "now")
+        release = HandoffRelease(cast(Any, SimpleNamespace(**dict.fromkeys(names))), cast(Any, None))
+
+        async def take() -> None:
+            await asyncio.sleep(lasts_s)
+            ended.append(True)
+
+        release._own(take())
+        await asyncio.sleep(0)
+        await release.close(limit_s)
+        assert not release._tasks
+
+    work()
+    assert bool(ended) == ends

@@ -82,8 +82,11 @@ async def test_d_is_asked_with_what_p_announced_and_once_it_begins_has_the_kv(la
     lab.d.say(GOOD_D)
     await lab.answer()
     assert (state(lab), outstanding(lab)) == (LegsState.ANSWERED, 0)
+    assert len({leg.id for leg in lab.attempt.receipt.legs}) == 2
     decision = lab.attempt.decision
     assert decision.prefill is not None
+    held = {view.id: (view.inflight, view.queued_prefill_tokens) for view in lab.proxy.state.registry.views()}
+    assert held == {decision.prefill.id: (0, 0), decision.decode.id: (1, 0)}, "P has done its part, and D its prompt"
     assert lab.proxy.state.health.moved_s((decision.prefill.id, decision.decode.id)) > 0
 
 
@@ -173,12 +176,16 @@ async def test_a_d_that_was_asked_as_the_client_left_is_ended_and_has_the_kv(lab
 
 
 class Noted(NoTouches):
-    """Whether the answering worker has told that it holds the prompt."""
+    """What workers' caches are told."""
 
     is_answering = False
+    is_over = False
 
     def answering(self) -> None:
         self.is_answering = True
+
+    def close(self) -> None:
+        self.is_over = True
 
 
 async def test_a_d_that_begins_as_its_client_leaves_holds_the_prompt(lab: Lab) -> None:
@@ -188,5 +195,6 @@ async def test_a_d_that_begins_as_its_client_leaves_holds_the_prompt(lab: Lab) -
     lab.turn.cancel()
     lab.d.say(GOOD_D)
     await wound_up(lab)
-    assert (noted.is_answering, state(lab), outstanding(lab)) == (True, LegsState.TAKEN, 0)
+    assert (noted.is_answering, noted.is_over) == (True, True)
+    assert (state(lab), outstanding(lab)) == (LegsState.TAKEN, 0)
     await lab.until_hung_up(lab.d)

@@ -92,6 +92,21 @@ async def test_after_a_d_that_is_gone_the_next_one_is_asked_and_the_first_is_kno
     assert gone.id in lab.proxy.state.health.breakers.states(lab.proxy.state.now())
 
 
+async def test_a_d_that_breaks_off_may_have_used_the_handoff(lab: Lab) -> None:
+    """Which is good for one."""
+
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    d1, d3 = await lab.decode("D1"), await lab.decode("D3")
+    async with await asyncio.start_server(break_off, "127.0.0.1", 0) as breaking:
+        lab.join("D2", f"127.0.0.1:{breaking.sockets[0].getsockname()[1]}")
+        lab.proxy.state.registry.reserve(d3.id)
+        assert await released(lab, lab.running(d1)) == 1
+    assert lab.asked["D3"] == []
+
+
 async def test_a_d_whose_breaker_is_open_is_asked_last(lab: Lab) -> None:
     d1, d2, d3 = await lab.decode("D1"), await lab.decode("D2"), await lab.decode("D3")
     refused = LegError("", worker=d2.id, phase=Phase.CONNECT, cause=Cause.REFUSED)

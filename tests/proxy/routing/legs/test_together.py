@@ -45,6 +45,9 @@ async def test_both_legs_are_asked_before_either_has_answered_and_share_a_room(l
         (http(b"{}", 500), Cause.SERVER, Phase.HEADERS),
         (http(b"{}", 503), Cause.OVERLOADED, Phase.HEADERS),
         (http(b'{"error": {"message": "too long"}}', 400), Cause.REQUEST, Phase.HEADERS),
+        (http(b'{"error": {"message": "no such key"}}', 401), Cause.REQUEST, Phase.HEADERS),  # the client's
+        (http(b"{}", 408), Cause.SERVER, Phase.HEADERS),  # it is the worker that was slow
+        (http(b"{}", 302), Cause.SERVER, Phase.HEADERS),
         (http(b"{}"), Cause.MALFORMED, Phase.FIRST_EVENT),
         (None, Cause.RESET, Phase.SENT),
     ],
@@ -62,8 +65,20 @@ async def test_the_leg_that_fails_first_ends_the_other(
     assert (error.worker, error.cause, error.phase) == (failing.address, cause, phase)
     assert lab.attempt.failed(error).kind is (Leg.PREFILL if who == "p" else Leg.DECODE)
     assert [leg.error for leg in lab.attempt.receipt.legs if leg.address == other.address] == [None]
+    assert lab.attempt.failed(error).error == cause
     assert lab.is_all_given_back()
     await lab.until_hung_up(other)
+
+
+async def test_how_long_a_busy_d_is_to_be_left_alone_is_known(lab: Lab) -> None:
+    lab.d.say(b"HTTP/1.1 503 Busy\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n")
+    assert (await lab.fails()).retry_after_s == 7.0
+
+
+async def test_a_stream_that_begins_with_an_error_is_no_answer(lab: Lab) -> None:
+    lab.d.say(STREAM + event({"error": {"message": "no room", "code": 503}}))
+    error = await lab.fails()
+    assert (error.worker, error.cause, error.phase) == (lab.d.address, Cause.OVERLOADED, Phase.FIRST_EVENT)
 
 
 async def test_a_d_that_fails_after_p_has_answered_is_ds_failure(lab: Lab) -> None:
@@ -220,6 +235,7 @@ async def test_its_answer_is_all_of_it_where_d_waits_for_what_may_never_come(lab
     opened = await lab.answer()
     assert isinstance(opened.first, bytes) and b'"content":"x"' in opened.first
     assert (opened.relay, lab.attempt.is_finished_on_prefill) == (None, True)
+    assert opened.content_type.startswith("text/event-stream")
     await lab.until_hung_up(lab.d)
     assert [leg.error for leg in lab.attempt.receipt.legs] == [None, None]
     lab.attempt.close()

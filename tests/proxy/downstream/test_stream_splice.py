@@ -149,6 +149,43 @@ async def test_a_pause_of_the_client_is_not_the_workers_silence() -> None:
     assert now() - resumed_s >= 0.19, "its time begins anew"
 
 
+class Lane:
+    """Passes what comes on past the splice."""
+
+    heard_s = 0.0
+
+    def taken(self) -> tuple[str, int]:
+        return "", 0
+
+    def disarm(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("has_lane", [False, True])
+def test_a_worker_that_speaks_is_not_silent_however_long_its_answer_lasts(has_lane: bool) -> None:
+    @scenario
+    async def work() -> None:
+        answer, _, client, splice = spliced(Wire(), idle_s=5.0)
+        now, lane = asyncio.get_running_loop().time, Lane()
+        splice.start()
+        if has_lane:
+            splice._lane = cast(Any, lane)
+        for _ in range(10):
+            await asyncio.sleep(4.0)
+            assert not client.is_ended
+            if has_lane:
+                lane.heard_s = now()
+            else:
+                answer.body_came(b"a", is_last=False)
+        heard_s = now()
+        while not client.is_ended:
+            await asyncio.sleep(0.1)
+        assert 5.0 <= now() - heard_s <= 6.2, "up to a second longer"
+
+    work()
+
+
 @scenario
 async def test_a_silent_worker_is_given_up_once() -> None:
     answer, _, client, splice = spliced(Wire(), idle_s=0.05)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Hashable
+from functools import partial
 
 from ..errors import Overloaded
+from ..runtime.loop_watch import STOOD_STILL_S, TimeLimit
 from ..runtime.replicated import Replicated
 from .arrival_rate import RateMeter
 from .overload import Overload
@@ -194,7 +196,9 @@ class Admission:
         left_s = self._deadline_s(waiter) - started_s
         if left_s <= 0:
             raise self._refusal("queue_timeout", waiter.ticket)
-        timers = [loop.call_later(left_s, self._turn_away, waiter, "queue_timeout")]
+        # Once the process has stood still it takes a moment until it knows whose places have become free.
+        over = partial(self._turn_away, waiter, "queue_timeout")
+        timers: list[asyncio.TimerHandle | TimeLimit] = [TimeLimit(left_s, over, again_s=STOOD_STILL_S)]
         pause_s = not_before_s - started_s
         if pause_s > 0:
             timers.append(loop.call_later(pause_s, self._due, waiter))

@@ -14,6 +14,7 @@ from ..encoders.choosing import takes_embeddings
 from ..fleet.view import WorkerView
 from ..fleet.worker import Role, Source, Worker, WorkerId
 from ..laws.accuracy import TURNS, Subject
+from ..runtime.loop_watch import STOOD_STILL_S
 from ..runtime.tasks import Background
 
 log = logging.getLogger(__name__)
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 UNHEARD_S = 8.0
 """A worker that got a handoff is probed after this long without a sign of life, or sooner: see `Upstream.unheard`."""
 
+LOOK_EVERY_S = 1.0  # of `FleetWatch`
 WARMED_WORKERS = 256  # in a larger fleet only workers that are at work get spare connections
 
 
@@ -78,11 +80,16 @@ class FleetWatch:
         self._known = self._snapshot()  # workers known at the start are no change
         self._silent: set[WorkerId] = set()  # dropped since the last look
         self._laws = LawsWatch(proxy)
+        self._excused_s = -math.inf  # when this process stood still last, and heard no one
         self._unasked: set[WorkerId] = set()  # E that are known to encode for nobody
 
     async def run(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(1.0)
+            due_s = loop.time() + LOOK_EVERY_S
+            await asyncio.sleep(LOOK_EVERY_S)
+            if loop.time() - due_s > STOOD_STILL_S:
+                self._excused_s = self._proxy.state.now()
             for worker in self._proxy.upstream.count_answers():
                 self._proxy.state.registry.answered(worker)
             self._drop_silent()
@@ -102,8 +109,9 @@ class FleetWatch:
 
     def _drop_silent(self) -> None:
         proxy = self._proxy
-        if proxy.membership.leads:
-            for view in proxy.state.registry.expire(proxy.state.now(), proxy.settings.config.worker_ttl_s):
+        now_s, limit_s = proxy.state.now(), proxy.settings.config.worker_ttl_s
+        if proxy.membership.leads and now_s - self._excused_s > limit_s:
+            for view in proxy.state.registry.expire(now_s, limit_s):
                 proxy.prober.doubt(view)
                 self._silent.add(view.id)
 

@@ -11,6 +11,7 @@ from ..bodies.body_memory import ROOM, BodyRoom
 from ..bodies.body_reader import Body, body_of
 from ..bodies.received import ReceivedBody
 from ..errors import BodyTooLarge, RequestError
+from ..runtime.loop_watch import time_limit
 
 _GZIP = ("gzip", "x-gzip")
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
@@ -26,7 +27,7 @@ async def whole_body(limit_s: float, limit_bytes: int) -> Body:
     """
     is_compressed = check_coding(request.headers.get("Content-Encoding", ""))
     try:
-        async with asyncio.timeout(limit_s):
+        async with time_limit(limit_s):
             received = ReceivedBody()
             async for data in request.body:
                 received.add(data)

@@ -13,11 +13,13 @@ import asyncio
 import os
 import resource
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from ..errors import BodyTooLarge, Overloaded, PPDError, RequestError
+from ..runtime.loop_watch import STOOD_STILL_S, TimeLimit
 from ..telemetry.metrics import gauge
 from .shared_bytes import LARGE_BYTES
 
@@ -26,7 +28,6 @@ SHARE = 0.25  # of the memory that the process may use
 SMALL_PART = 8  # this part of the room is left to small bodies
 LOOK_SHARE = 0.4  # of the time that a body may wait: so others are looked at twice before it is refused
 SLOWEST_BYTES = 16 * 1024  # that a body must bring between two looks, or be whole
-STOOD_STILL_S = 1.0  # later than that, what has come may not be read yet
 _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -91,9 +92,7 @@ class _Sender:
 class _Wait:
     __slots__ = ("on_refused", "on_room", "timer")
 
-    def __init__(
-        self, on_room: Callable[[], None], on_refused: Callable[[PPDError], None], timer: asyncio.TimerHandle
-    ) -> None:
+    def __init__(self, on_room: Callable[[], None], on_refused: Callable[[PPDError], None], timer: TimeLimit) -> None:
         self.on_room, self.on_refused, self.timer = on_room, on_refused, timer
 
 
@@ -131,7 +130,7 @@ class BodyMemory:
             return True
         room.wanted_bytes = max(more, room.wanted_bytes)
         if room.waits is None:
-            timer = asyncio.get_running_loop().call_later(self._wait_s, self._refuse, room)
+            timer = TimeLimit(self._wait_s, partial(self._refuse, room))
             room.waits = _Wait(on_room, on_refused, timer)
             self._waiting = [one for one in self._open if one.waits is not None]
             self._go_on()

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Mapping
 
 from ..errors import Overloaded, PPDError
+from ..runtime.loop_watch import time_limit
 from .shared_bytes import STEP_BYTES, SharedBytes
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class HelperProcess:
             if self._process is None or self._process.returncode is not None:
                 await self._start()
             try:
-                async with asyncio.timeout(limit_s):
+                async with time_limit(limit_s):
                     await self._send(name, arguments, shared)
                     return await self._receive()
             except (OSError, EOFError, TimeoutError) as exc:

@@ -29,6 +29,7 @@ from ..config import ProxyConfig
 from ..errors import LegError, PPDError, answer_body, comes_back
 from ..openai.request import Endpoint
 from ..openai.stream_relay import broken_off
+from ..runtime.loop_watch import time_limit
 from ..runtime.tasks import Drain, draining
 from ..telemetry.access_log import RECORD, AccessLog, AccessRecord
 from .limits import CUT_S, ConnectionLimits, OpenRequests
@@ -142,7 +143,7 @@ class GuardedExchange:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(BODY_REST_S):
                         await self._body_read.wait()
-        async with asyncio.timeout(self._limit_s):
+        async with time_limit(self._limit_s):
             await self._send(event)
         if self._owed_bytes is not None and event["type"] == "http.response.body":
             self._owed_bytes -= len(event["body"])

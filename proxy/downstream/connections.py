@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from .. import plane
 from ..config import ProxyConfig
 from ..errors import Overloaded
+from ..runtime.loop_watch import STOOD_STILL_S
 from ..runtime.process_limits import open_files_limit, share_of_clients
 from ..runtime.tls import Tls
 from . import response
@@ -96,8 +97,12 @@ class Connections:
     async def watch(self) -> None:
         pause_s = min(1.0, self._patience.head_s / 4, self._patience.idle_s / 4)
         while True:
+            due_s = self._now() + pause_s
             await asyncio.sleep(pause_s)
+            late_s = self._now() - due_s
             for limits in tuple(self._open):
+                if late_s > STOOD_STILL_S:
+                    limits.excuse(late_s)
                 limits.close_if_overdue()
 
     async def close(self) -> None:

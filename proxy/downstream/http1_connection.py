@@ -11,6 +11,7 @@ from typing import Protocol, cast
 
 from .. import plane
 from ..errors import RequestError
+from ..runtime.loop_watch import TimeLimit
 from .limits import ConnectionLimits
 from .request_head import OLD, VERSIONS, RequestHead, head_too_large, not_supported, origin_form, without_offer
 
@@ -96,8 +97,8 @@ class ClientConnection(asyncio.Protocol):
         self._is_ended = False
         self._is_advancing = False
         self._is_held_back = False  # its exchange takes no more of the request now
-        self._body_timer: asyncio.TimerHandle | None = None
-        self._stall_timer: asyncio.TimerHandle | None = None
+        self._body_timer: TimeLimit | None = None
+        self._stall_timer: TimeLimit | None = None
 
     # -- for the exchange that answers
 
@@ -312,7 +313,7 @@ class ClientConnection(asyncio.Protocol):
     def _watch_body(self) -> None:
         """Limits the time of a body, once its request is the current one. A body that came with its head needs none."""
         if self._current is not None and self._current is self._incoming and self._body_timer is None:
-            self._body_timer = self.loop.call_later(self._server.patience_s, self._late)
+            self._body_timer = TimeLimit(self._server.patience_s, self._late)
 
     def _late(self) -> None:
         error = RequestError(f"the body did not come within {self._server.patience_s:g} s")
@@ -332,7 +333,7 @@ class ClientConnection(asyncio.Protocol):
                 self.abort()
 
         self._stop_stall_timer()
-        self._stall_timer = self.loop.call_later(self._server.patience_s, check)
+        self._stall_timer = TimeLimit(self._server.patience_s, check)
 
     def _stop_body_timer(self) -> None:
         if self._body_timer is not None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import Protocol
 
 from .. import plane
 from ..errors import LegError
 from ..routing.stream import Streaming
+from ..runtime.loop_watch import stood_still
 from ..upstream.call import END_S
 
 log = logging.getLogger(__name__)
@@ -31,7 +33,8 @@ class Receiver(Protocol):
 class SilenceWatch:
     """Gives up workers of open streams that have been silent for `idle_s`, or up to a second longer.
 
-    One timer looks at all streams: one for each would take half a KiB.
+    When this process has stood still, that time begins anew for all of them. One timer looks at all streams: one for
+    each would take half a KiB.
     """
 
     def __init__(self, idle_s: float) -> None:
@@ -39,6 +42,7 @@ class SilenceWatch:
         self._pause_s = min(1.0, idle_s / 4)
         self._streams: dict[Splice, None] = {}  # not a set, which may be five times as large as what is in it
         self._timer: asyncio.TimerHandle | None = None
+        self._since_s = -math.inf  # when this process stood still last
 
     def add(self, stream: Splice) -> None:
         self._streams[stream] = None
@@ -52,9 +56,12 @@ class SilenceWatch:
         self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._look)
 
     def _look(self) -> None:
+        loop, timer = asyncio.get_running_loop(), self._timer
         self._timer = None
-        heard_by_s = asyncio.get_running_loop().time() - self.idle_s
-        for stream in tuple(self._streams):
+        if timer is not None and stood_still(timer, loop):
+            self._since_s = loop.time()
+        heard_by_s = loop.time() - self.idle_s
+        for stream in tuple(self._streams) if self._since_s <= heard_by_s else ():
             if stream.is_silent_since(heard_by_s):
                 stream.give_up()
         if self._streams:

@@ -27,6 +27,7 @@ from ..leg_moves import LegOrder, Legs, LegsEvent
 from ..openai.body_members import encoded
 from ..openai.request import Endpoint, Fields
 from ..policy import Excluded
+from ..runtime.loop_watch import time_limit
 from ..runtime.replicated import Replicated
 from ..upstream.call import Call, Expiry, Timeouts
 from ..upstream.client import Upstream
@@ -287,7 +288,7 @@ class Canary:
         used = self._registry.reserve(worker)
         try:
             async with (
-                asyncio.timeout(self._timeouts.connect_s + LIMIT_S),
+                time_limit(self._timeouts.connect_s + LIMIT_S),
                 self._upstream.answer(
                     call, leg.path, body=leg.body, headers={**self._headers, **leg.headers}, timeouts=self._timeouts
                 ) as answer,

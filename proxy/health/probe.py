@@ -17,6 +17,7 @@ from msgspec import Meta
 from ..connectors.queries import Query
 from ..errors import UNREADABLE
 from ..fleet.engine_metrics import METRICS_PATH, EngineMetrics, parse_metrics
+from ..runtime.loop_watch import time_limit
 from . import event_sources
 
 TIMEOUT_S = 5.0
@@ -83,7 +84,7 @@ async def probe(
         nonlocal refused, wants_key, why
         try:
             getting = session.get(base_url + path, headers=headers, ssl=tls or True)
-            async with asyncio.timeout(timeout_s), getting as response:
+            async with time_limit(timeout_s), getting as response:
                 data = await _text(response)
                 if response.status == 200:
                     return data
@@ -123,7 +124,7 @@ async def _coordinates(
     if query is None:
         return {}
     try:
-        async with asyncio.timeout(timeout_s), session.get(query.url, ssl=tls or True) as response:
+        async with time_limit(timeout_s), session.get(query.url, ssl=tls or True) as response:
             return query.read(await _text(response)) if response.status == 200 else {}
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
         return {}

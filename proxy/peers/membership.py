@@ -12,6 +12,7 @@ import msgspec
 
 from ..errors import PPDError
 from ..fleet.worker import WorkerId
+from ..runtime.loop_watch import time_limit
 from ..telemetry.merged_metrics import Family, added, decoded, encoded, inherited
 from .channels import ROUND_S, Channels, Member
 from .events import (
@@ -105,7 +106,8 @@ class Membership:
         self._channels.flush()
         rest = ""
         try:
-            await asyncio.wait_for(self._is_replied.wait(), REPLY_S)
+            async with time_limit(REPLY_S):
+                await self._is_replied.wait()
         except TimeoutError:
             log.warning("no other process of this proxy reacts; this one begins with what it has heard")
             self._completed()

@@ -15,6 +15,7 @@ from .. import plane
 from ..errors import LegError
 from ..failures import Cause, Phase
 from ..fleet.worker import Worker
+from ..runtime.loop_watch import stood_still
 from .connection import WorkerConnection
 from .relayed_headers import EndToEndHeaders, RelayedHeaders
 
@@ -142,6 +143,7 @@ class Answer:
         "_parts",
         "_read_any",
         "_timeouts",
+        "_timer",
         "_waiter",
         "_worker_id",
         "sink",
@@ -167,6 +169,7 @@ class Answer:
         self._read_any = False
         self._failure: Trouble | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None  # while it waits
         call.on_failure = self._fail
 
     # -- its head
@@ -355,14 +358,21 @@ class Answer:
         """Waits for more of the head or the body; LegError for a failure, or if nothing comes in time."""
         if self._failure is None:
             self._waiter = waiter = self._loop.create_future()
-            timer = self._loop.call_later(limit_s, self.give_up_waiting)
+            self._timer = self._loop.call_later(limit_s, self._late, limit_s)
             try:
                 await waiter
             finally:
-                timer.cancel()
-                self._waiter = None
+                self._timer.cancel()
+                self._timer = self._waiter = None
         if self._failure is not None and not self._parts:
             raise self.failure(*self._failure)
+
+    def _late(self, limit_s: float) -> None:
+        """As a `TimeLimit`, which would be one object more for each wait."""
+        if self._timer is not None and stood_still(self._timer, self._loop):
+            self._timer = self._loop.call_later(limit_s, self._late, limit_s)
+        else:
+            self.give_up_waiting()
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None

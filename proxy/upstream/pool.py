@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from .. import plane
 from ..errors import Overloaded
+from ..runtime.loop_watch import time_limit
 from ..runtime.tls import Tls
 from .call import GONE, LATE, UNREACHABLE, Call
 from .connection import WorkerConnection
@@ -184,7 +185,7 @@ def keep_alive(made: Settable) -> None:
 async def connecting(call: Call, limit_s: float) -> AsyncIterator[None]:
     """Limits the time to connect; turns failures into LegError or Overloaded."""
     try:
-        async with asyncio.timeout(0.0 if call.is_gone else limit_s) as limit:
+        async with time_limit(0.0 if call.is_gone else limit_s) as limit:
 
             def give_up(_: object) -> None:
                 with contextlib.suppress(RuntimeError):  # its time has just run out

@@ -23,6 +23,9 @@ class FakeClock:
         self.now_s += seconds
 
 
+STEP_S = 0.5  # in which time passes by
+
+
 class LeapingTime:
     """The time of an event loop, in which all that waits may have waited for long enough at once."""
 
@@ -42,6 +45,12 @@ class LeapingTime:
 
     def leap(self, seconds: float) -> None:
         self._ahead_s += seconds
+
+    async def pass_by(self, seconds: float) -> None:
+        """In steps, so that the loop has not stood still for who looks at its timers."""
+        until_s = self() + seconds
+        while (left_s := until_s - self()) > 0:
+            await self.leap_over(min(STEP_S, left_s))
 
     async def leap_over(self, seconds: float) -> None:
         """As `leap`, and what is due by then and waits for nothing else has been done."""

@@ -74,7 +74,7 @@ async def serving(
 async def running(
     folder: Path, port: int, processes: int, *argv: str, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[Program]:
-    """The same of any command that serves a proxy on this port."""
+    """The same of any command that serves a proxy on this port. tls: of its clients, if it speaks TLS."""
     with (folder / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "ppd.servers", *argv), stdout=log, stderr=log, start_new_session=True

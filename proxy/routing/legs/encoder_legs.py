@@ -18,6 +18,7 @@ from ...fleet.view import WorkerView
 from ...health.poisoned_prompts import is_loss, life_of
 from ...media.items import MediaItem
 from ...openai.request import Endpoint
+from ...runtime.loop_watch import time_limit
 from ...telemetry.receipts import EncoderLegRecord, EncoderRecord
 from ...upstream.call import Call, Timeouts
 from ...upstream.client import Upstream
@@ -140,7 +141,7 @@ class EncoderLegs:
         headers = {**turn.headers, REQUEST_ID: leg_id}
         try:
             async with (
-                asyncio.timeout(self._limit_s),
+                time_limit(self._limit_s),
                 self._upstream.answer(
                     call, Endpoint.CHAT, body=body, headers=headers, timeouts=self._timeouts
                 ) as answer,

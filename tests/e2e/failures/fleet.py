@@ -227,7 +227,7 @@ class FaultFleet(Fleet):
             for _ in range(20):  # the leg's timer is begun by then, and what is under way has been seen
                 await asyncio.sleep(0.001)
             if legs and self._hanging(name, leg) == legs:
-                time.leap(LEG_S + 0.1)
+                await time.pass_by(LEG_S + 0.1)
 
     def _hanging(self, name: str, leg: Leg) -> list[LegRecord]:
         kinds = (leg,) if self.engines[name].faults.wedge else tuple(Leg)

@@ -133,7 +133,7 @@ async def test_bodies_beyond_the_memory_wait_and_are_then_refused(
         await fleet.until(lambda: memory.held_bytes >= 4 * MIB)
         refused = asyncio.create_task(post(io.BytesIO(body)))
         await fleet.until(lambda: len(memory._waiting) == 1)
-        LeapingTime.of(asyncio.get_running_loop()).leap(61.0)
+        LeapingTime.of(asyncio.get_running_loop()).leap(60.1)
         assert await refused in ((503, "body_memory"), (0, ""))
         assert (await posted(fleet, chat("small"))).status == 200
         waiting = asyncio.create_task(post(io.BytesIO(body)))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.admission import Client, Door, settle
-from tests.support.clock import run, scenario
+from tests.support.clock import LeapingTime, run, scenario
 
 CLIENTS = st.fixed_dictionaries(
     {
@@ -137,4 +137,22 @@ async def test_a_flooding_tenant_makes_another_wait_for_one_service() -> None:
         next(client for client in door.clients if client.is_inside).leave()
         await settle()
     assert loop.time() - started_s <= 2.0
+    await door.close()
+
+
+@scenario
+async def test_who_could_enter_when_the_process_goes_on_has_not_waited_for_too_long() -> None:
+    door, loop = Door(timeout_s=30.0), asyncio.get_running_loop()
+    inside = door.client("in")
+    await settle()
+    queue, last = door.client("queue"), door.client("last")
+    await settle()
+    LeapingTime.of(loop).leap(40.0)
+    await settle()
+    inside.leave()  # it had ended meanwhile, which is seen only now
+    await settle()
+    assert (door.log, door.refused) == (["in", "queue"], [])
+    await last.task
+    assert (door.log[-1], door.refused) == ("last: queue_timeout", ["queue_timeout"])
+    queue.leave()
     await door.close()

@@ -20,6 +20,7 @@ from ppd.proxy.laws.worker_laws import TableTime, TurnTimes
 from ppd.proxy.peers.channels import Member
 from ppd.proxy.readback.handles import Handle
 from ppd.proxy.settings import Settings
+from tests.support.clock import LeapingTime, scenario
 
 
 async def test_a_worker_that_goes_down_or_away_is_told_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
@@ -55,6 +56,28 @@ async def test_a_worker_that_goes_down_or_away_is_told_with_its_reason(caplog: p
     proxy.listener.close()
     await proxy.upstream.close()
     await proxy.prober.close()
+
+
+@scenario
+async def test_no_worker_is_silent_while_the_proxy_stands_still() -> None:
+    now = LeapingTime.of(asyncio.get_running_loop())
+    config = ProxyConfig(mode=Mode.REPLICA, heartbeat_port=0, worker_ttl_s=30.0)
+    proxy = assemble(Settings(config), now=now)
+    registry = proxy.state.registry
+    for host in ("a", "b"):
+        registry.apply(Announcement(Worker(role=Role.DECODE, address=f"{host}:1", source=Source.PING)), now())
+    watching = asyncio.create_task(FleetWatch(proxy).run())
+    await asyncio.sleep(5.0)
+    now.leap(40.0)
+    await asyncio.sleep(2.0)
+    assert len(registry) == 2
+    registry.apply(Announcement(Worker(role=Role.DECODE, address="a:1", source=Source.PING)), now())
+    await asyncio.sleep(30.0)
+    assert [view.id for view in registry.views()] == ["a:1"], "by now the other one is silent"
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    proxy.listener.close()
+    await proxy.upstream.close()
 
 
 async def test_an_encoder_that_encodes_for_nobody_is_named_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -368,3 +368,16 @@ def test_a_connection_without_a_request_is_idle(clock: FakeClock, steps: list[st
                 tested.close_if_overdue()
     assert idle.evict("a") == is_idle
     assert not idle.evict()
+
+
+def test_while_nobody_looks_no_time_passes_for_a_client() -> None:
+    clock = FakeClock()
+    limits, transport = connection(clock)
+    limits.heard()
+    clock.advance(40.0)
+    limits.excuse(39.0)
+    limits.close_if_overdue()
+    assert transport.said == "open"
+    clock.advance(PATIENCE.head_s - 1.0)
+    limits.close_if_overdue()
+    assert transport.said == "closed"

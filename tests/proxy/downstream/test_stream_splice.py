@@ -18,7 +18,7 @@ from ppd.proxy.upstream.call import Answer, Call, Timeouts
 from ppd.proxy.upstream.client import Upstream
 from ppd.proxy.upstream.connection import WorkerConnection
 from ppd.proxy.upstream.pool import connecting
-from tests.support.clock import scenario
+from tests.support.clock import LeapingTime, scenario
 
 PATIENT = Timeouts(connect_s=5.0, first_s=5.0, idle_s=5.0)
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
@@ -193,6 +193,20 @@ async def test_a_silent_worker_is_given_up_once() -> None:
     await asyncio.sleep(0.2)
     answer.broken(is_malformed=False)
     assert client.got == [b"first ", str(Cause.TIMEOUT).encode()]
+
+
+@scenario
+async def test_while_this_process_stands_still_no_worker_is_silent() -> None:
+    answer, _, client, splice = spliced(Wire(), idle_s=3.0)
+    splice.start()
+    await asyncio.sleep(1.0)
+    LeapingTime.of(asyncio.get_running_loop()).leap(40.0)
+    await asyncio.sleep(2.5)
+    answer.body_came(b"a", is_last=False)
+    assert client.got == [b"first ", b"a"]
+    while not client.is_ended:
+        await asyncio.sleep(0.1)
+    assert client.got[-1] == str(Cause.TIMEOUT).encode(), "it counts again"
 
 
 @pytest.mark.parametrize("how", ["feed", "fail"])

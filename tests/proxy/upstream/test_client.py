@@ -7,6 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -14,7 +15,9 @@ from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Phase
 from ppd.proxy.upstream.call import ANSWER_LIMIT_BYTES, UNASKABLE, Answer, Call, Timeouts
 from ppd.proxy.upstream.client import Upstream
+from ppd.proxy.upstream.connection import WorkerConnection
 from ppd.proxy.upstream.pool import connecting
+from tests.support.clock import LeapingTime, scenario
 from tests.support.scripted_workers import HEAD, PATIENT, WHOLE, close, deaf, read, says, server, worker
 
 HASTY = Timeouts(connect_s=0.1, first_s=0.1, idle_s=0.1)
@@ -99,6 +102,33 @@ async def test_connecting_has_a_limit_of_its_own(upstream: Upstream) -> None:
         with pytest.raises(LegError) as failure:
             await read(upstream, Call(target), Timeouts(connect_s=0.1, first_s=20.0, idle_s=20.0))
     assert (failure.value.phase, failure.value.cause) == (Phase.CONNECT, Cause.TIMEOUT)
+
+
+class Wire:
+    """Of a connection, what an answer asks of it."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+
+    def abort(self) -> None:
+        pass
+
+
+@scenario
+async def test_the_time_of_an_answer_begins_anew_when_this_process_has_stood_still() -> None:
+    call = Call(worker(1))
+    answer = Answer(cast(WorkerConnection, Wire()), Timeouts(5.0, 20.0, 5.0), call, lambda _: None)
+    asking = asyncio.create_task(answer.begun())
+    await asyncio.sleep(1.0)
+    LeapingTime.of(asyncio.get_running_loop()).leap(40.0)
+    await asyncio.sleep(15.0)
+    answer.head(200, {})
+    await asking
+    rest = asyncio.create_task(answer.chunk())
+    with pytest.raises(LegError) as failure:
+        await rest
+    assert failure.value.cause is Cause.TIMEOUT, "it counts again"
+    answer.close()
 
 
 async def test_after_its_first_byte_an_answer_is_read_with_the_idle_limit(upstream: Upstream) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import errno
 import ipaddress
 import logging
+import math
+import os
 import socket
 import sys
 from collections import Counter
@@ -33,6 +35,7 @@ log = logging.getLogger(__name__)
 LAST_S = 1.0  # at the end of the process, for clients to take what is already written
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 ACCEPT_AGAIN_S = 0.5  # pause in accepting after one of them
+COMPLAIN_EVERY_S = 60.0
 TURN_AWAY_S = 1.0  # for a client without a place to take its refusal
 TURNED_AWAY_AT_ONCE = 256  # further ones are closed without a word
 AT_ONCE = 64  # connections accepted in a row before open ones are served again
@@ -71,6 +74,7 @@ class Connections:
         self._refused = 0
         self._evicted = 0
         self._turning_away = 0
+        self._complained_s = -math.inf
         self._at_once = AT_ONCE
 
     def share_bursts(self) -> None:
@@ -170,9 +174,10 @@ class Connections:
             except BlockingIOError:
                 break
             except OSError as exc:
-                log.debug("a connection could not be accepted: %s", exc)
                 if exc.errno in NO_ROOM:
+                    self._complain(os.strerror(exc.errno))
                     return False
+                log.debug("a connection could not be accepted: %s", exc)
                 # Else it is what became of this connection: its client has gone, say, or a firewall forbids it.
             else:
                 self._admit(accepted, _address_key(host))
@@ -182,6 +187,7 @@ class Connections:
         refusal = self._refusal(key)
         if refusal:
             self._refused += 1
+            self._complain(f"{refusal}, and none is idle (this process may open {open_files_limit()} files)")
             if self._turning_away < min(TURNED_AWAY_AT_ONCE, self._limit_of_all // 8):
                 self._start(self._turn_away(accepted, refusal))
             else:
@@ -221,6 +227,12 @@ class Connections:
         if self._count >= self._limit_of_all and not self._evict(None):
             return f"more than {self._limit_of_all} connections"
         return ""
+
+    def _complain(self, why: str) -> None:
+        """Now and then: in a burst each connection would be a line."""
+        if self._now() - self._complained_s >= COMPLAIN_EVERY_S:
+            self._complained_s = self._now()
+            log.warning("new clients get no connection: %s", why)
 
     def _evict(self, address: str | None) -> bool:
         is_evicted = self._idle.evict(address)

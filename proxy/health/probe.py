@@ -18,6 +18,7 @@ from ..connectors.queries import Query
 from ..errors import UNREADABLE
 from ..fleet.engine_metrics import METRICS_PATH, EngineMetrics, parse_metrics
 from ..runtime.loop_watch import time_limit
+from ..runtime.process_limits import NO_FILES
 from . import event_sources
 
 TIMEOUT_S = 5.0
@@ -37,6 +38,7 @@ class EngineStatus:
     refused: bool = False  # connection refused: the process is gone, not slow
     aliases: dict[str, str] = field(default_factory=dict)  # as of a `Worker`
     why: str = ""  # it is not healthy
+    unasked: bool = False  # this process can open no more files, so nothing is known of the engine
     wants_key: bool = False  # a path answered 401 or 403
     coordinates: dict[str, str] = field(default_factory=dict)  # as of a `Worker`: what it said when it was asked
     event_sources: bytes | None = None  # its answer at that path, empty if it has none; None: not asked, or not known
@@ -78,10 +80,10 @@ async def probe(
 ) -> EngineStatus:
     """Never raises for what an engine does: one that can't be reached is not healthy. query: of its coordinates."""
     headers = {"X-PPD-Hops": "1"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
-    refused, wants_key, why = False, False, ""
+    number, wants_key, why = None, False, ""  # number: of the system's error
 
     async def ask(path: str) -> bytes | None:
-        nonlocal refused, wants_key, why
+        nonlocal number, wants_key, why
         try:
             getting = session.get(base_url + path, headers=headers, ssl=tls or True)
             async with time_limit(timeout_s), getting as response:
@@ -93,12 +95,12 @@ async def probe(
                 why, wants_key = f"{path} answered {response.status}", wants_key or response.status in (401, 403)
                 return None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as exc:  # ValueError: no host name
-            refused = isinstance(exc, OSError) and exc.errno == errno.ECONNREFUSED
-            why = reason_of(exc, timeout_s)
+            number, why = getattr(exc, "errno", None), reason_of(exc, timeout_s)
             return None
 
     if await ask("/health") is None:
-        return EngineStatus(healthy=False, refused=refused, why=why, wants_key=wants_key)
+        refused, unasked = number == errno.ECONNREFUSED, number in NO_FILES
+        return EngineStatus(healthy=False, refused=refused, why=why, unasked=unasked, wants_key=wants_key)
     paths = ("/v1/models", "/version", metrics_path, *((event_sources.PATH,) if asks_events else ()))
     (models, version, metrics, *events), coordinates = await asyncio.gather(
         asyncio.gather(*map(ask, paths)), _coordinates(session, query, tls, timeout_s)

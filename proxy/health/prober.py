@@ -78,6 +78,7 @@ class Prober:
         self._missed: dict[WorkerId, _Missed] = {}
         self._asks_events = not config.kv_events_bind  # else engines connect to the proxy
         self._told_events: dict[WorkerId, _ToldEvents] = {}
+        self._has_files = True
         self.failing: dict[WorkerId, str] = {}  # workers whose last probe failed, and why
 
     async def close(self) -> None:
@@ -150,6 +151,8 @@ class Prober:
         for _ in range(MISSES):
             asked_s = asyncio.get_running_loop().time()
             status = await self._ask(view)
+            if status.unasked:
+                return
             if status.healthy:
                 self._upstream.heard(view.id, asked_s)
                 return
@@ -161,7 +164,7 @@ class Prober:
         if self._session is None:
             self._session = self._make_session()
         key, told = self._key if view.worker.is_trusted else "", self._told_events.get(view.id)
-        return await probe(
+        status = await probe(
             self._session,
             view.worker.base_url,
             api_key=key,
@@ -170,6 +173,10 @@ class Prober:
             query=query_of(view.configured or view.worker),
             metrics_path=metrics_path(view.worker.engine),
         )
+        if status.unasked and self._has_files:
+            log.warning("workers cannot be probed: this process can open no more files")
+        self._has_files = not status.unasked
+        return status
 
     def _may_tell_events(self, view: WorkerView) -> bool:
         """Where the config does not say; and where turns are encrypted, what they hold is not heard in the clear."""
@@ -189,6 +196,8 @@ class Prober:
 
     async def _probe(self, view: WorkerView) -> None:
         status = await self._ask(view)
+        if status.unasked:
+            return
         if not status.healthy:
             self.failing[view.id] = status.why
             self._miss(view, refused=status.refused)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import gc
 import resource
 import sys
@@ -39,6 +40,7 @@ def collect_garbage_less() -> None:
     gc.set_threshold(10_000, 10, 10)
 
 
+NO_FILES = (errno.EMFILE, errno.ENFILE)  # of an OSError: this process, or the whole machine, can open no more files
 _RESERVE = 128  # listening sockets, probes of workers, files, what Python has open
 _A_TURN_NEEDS = 3  # its client's connection, and its legs'
 

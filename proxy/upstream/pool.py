@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 from .. import plane
 from ..errors import Overloaded
 from ..runtime.loop_watch import time_limit
+from ..runtime.process_limits import NO_FILES
 from ..runtime.tls import Tls
 from .call import GONE, LATE, UNREACHABLE, Call
 from .connection import WorkerConnection
@@ -21,7 +21,6 @@ Origin = tuple[str, bool]
 """A worker's host:port, and whether it uses TLS."""
 
 _RST_AT_CLOSE = struct.pack("ii", 1, 0)
-_NO_FILES = (errno.EMFILE, errno.ENFILE)
 
 # A machine that vanished sends no reset. Its kernel fails these probes after 25 s, that of a busy engine answers them.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
@@ -201,7 +200,7 @@ async def connecting(call: Call, limit_s: float) -> AsyncIterator[None]:
     except TimeoutError as exc:
         raise call.error(*(GONE if call.is_gone else LATE)) from exc
     except (OSError, UnicodeError) as exc:  # UnicodeError: a host name that can't be encoded
-        if isinstance(exc, OSError) and exc.errno in _NO_FILES:
+        if isinstance(exc, OSError) and exc.errno in NO_FILES:
             raise Overloaded(
                 "the proxy has no file left to open for a connection", reason="queue_full", retry_after_s=1.0
             ) from exc

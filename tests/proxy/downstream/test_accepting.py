@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
+import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +17,8 @@ from ppd.proxy.config import ProxyConfig
 from ppd.proxy.downstream.connections import Connections
 from ppd.proxy.downstream.http1_server import Http1Server
 from tests.support.client_connections import site
+
+LOST = "new clients get no connection: %s"
 
 
 class Listening:
@@ -42,11 +46,11 @@ class Listening:
 
 
 @asynccontextmanager
-async def accepting_from(listening: Listening) -> AsyncIterator[Connections]:
+async def accepting_from(listening: Listening, **settings: Any) -> AsyncIterator[Connections]:
     async with site() as at:
         assert at.edge is not None
         http1 = Http1Server(at.edge, None, ProxyConfig())
-        connections = Connections(http1, cast(Any, None), ProxyConfig(), None, at.now)
+        connections = Connections(http1, cast(Any, None), ProxyConfig(**settings), None, at.now)
         accepting = asyncio.create_task(connections.accept(cast(socket.socket, listening)))
         try:
             yield connections
@@ -55,6 +59,7 @@ async def accepting_from(listening: Listening) -> AsyncIterator[Connections]:
             await asyncio.wait((accepting,))
             await connections.close()
             listening.close()
+            at.failures[:] = [one for one in at.failures if one.msg != LOST]
 
 
 def count(connections: Connections) -> float:
@@ -72,9 +77,11 @@ async def test_what_one_connection_did_keeps_no_other_waiting(number: int) -> No
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
-async def test_without_room_for_more_none_is_accepted_for_a_while(number: int) -> None:
+async def test_without_room_for_more_none_is_accepted_for_a_while(
+    number: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """The socket stays readable, so the event loop would be woken for nothing again and again."""
-    listening = Listening(number)
+    listening = Listening(number, number)
     async with accepting_from(listening) as connections:
         _, writer = await asyncio.open_connection(*listening._socket.getsockname())
         await listening.has_failed.wait()
@@ -83,3 +90,27 @@ async def test_without_room_for_more_none_is_accepted_for_a_while(number: int) -
             while not count(connections):
                 await asyncio.sleep(0.01)
         writer.transport.abort()
+    assert told(caplog) == [f"new clients get no connection: {os.strerror(number)}"]
+
+
+async def test_that_clients_are_refused_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    listening = Listening()
+    async with accepting_from(listening, connections_per_address=2) as connections:
+        opened = [await asyncio.open_connection(*listening._socket.getsockname()) for _ in range(2)]
+        async with asyncio.timeout(60):
+            while count(connections) < 2:
+                await asyncio.sleep(0.01)
+        for limits in connections._open:  # none of them is idle
+            connections._idle.discard(limits)
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection(*listening._socket.getsockname())
+            assert (await reader.readline()).startswith(b"HTTP/1.1 503")
+            opened.append((reader, writer))
+        for _, writer in opened:
+            writer.transport.abort()
+    (line,) = told(caplog)
+    assert line.startswith("new clients get no connection: more than 2 connections from one address, and none is idle")
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]

@@ -24,7 +24,7 @@ from ..peers.supervisor import UNUSABLE, Supervisor
 from ..policy.modes import PREDICTING
 from ..runtime.log_output import LogOutput, fill_standard_streams
 from ..runtime.process import ignore_hangups, log_to_stderr, new_loop, stop_on_signals
-from ..runtime.process_limits import collect_garbage_less, limit_heap, raise_open_files_limit
+from ..runtime.process_limits import check_threads, collect_garbage_less, limit_heap, raise_open_files_limit
 from ..settings import ConfigSource, Settings
 from ..telemetry.metrics import log_counters
 from .config_check import check
@@ -65,8 +65,9 @@ def _start(settings: Settings) -> None:
     ignore_hangups()
     fill_standard_streams()
     is_alone = config.processes == 1
-    output = log_to_stderr(config, has_threads=is_alone)
     try:
+        check_threads()
+        output = log_to_stderr(config, has_threads=is_alone)
         with listen(config) as listening:
             if not is_alone:
                 check_others_free(config)
@@ -85,8 +86,9 @@ def _start(settings: Settings) -> None:
 
 
 def _run_one(settings: Settings, files: OwnFiles, listening: socket.socket, member: Member, alive: int) -> int:
-    output = log_to_stderr(settings.config)
     try:
+        check_threads()
+        output = log_to_stderr(settings.config)
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(_serve(settings, listening, output, _Given(member, files, alive)))
     except PPDError as exc:

@@ -45,8 +45,10 @@ def _direct(lost_line: Callable[[int], bytes], tick: Callable[[], None]) -> Line
 
 
 def ignore_hangups() -> None:
-    """SIGHUP has other servers read their files again, which this one does by itself; it would cut all streams."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    """They have other servers read their files or open their logs again, which this one does by itself; unheeded they
+    would cut all streams."""
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def stop_on_signals(*, twice_ends: bool) -> asyncio.Event:

@@ -13,6 +13,10 @@ import errno
 import gc
 import resource
 import sys
+import threading
+from collections.abc import Callable
+
+from ..errors import ConfigError
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 # A mapped buffer is fresh memory each time, page by page, and made turns of 600 KB a third slower. So the bodies of
@@ -43,6 +47,28 @@ def collect_garbage_less() -> None:
 NO_FILES = (errno.EMFILE, errno.ENFILE)  # of an OSError: this process, or the whole machine, can open no more files
 _RESERVE = 128  # listening sockets, probes of workers, files, what Python has open
 _A_TURN_NEEDS = 3  # its client's connection, and its legs'
+
+
+THREADS = 12  # of one process: uvloop's, ZeroMQ's, and those that write the logs; more come, but need not
+
+
+def check_threads(start: Callable[[threading.Thread], None] = threading.Thread.start) -> None:
+    """ConfigError for a process that may not have its threads: libraries would end it without a word."""
+    may_end, started = threading.Event(), list[threading.Thread]()
+    try:
+        for _ in range(THREADS):
+            thread = threading.Thread(target=may_end.wait, daemon=True)
+            start(thread)
+            started.append(thread)
+    except RuntimeError as exc:
+        raise ConfigError(
+            f"the proxy needs {THREADS} threads for each of its processes, and may not start as many: raise the limit "
+            "of its user (ulimit -u), service (TasksMax) or container (pids)"
+        ) from exc
+    finally:
+        may_end.set()
+        for thread in started:
+            thread.join()
 
 
 def raise_open_files_limit() -> None:

@@ -22,7 +22,12 @@ from ppd.proxy.fleet.worker import ANSWERING, Role, Worker
 from ppd.proxy.gateway.headers import ENCODERS
 from ppd.proxy.runtime.log_output import fill_standard_streams
 from ppd.proxy.runtime.process import ignore_hangups, log_to_stderr, new_loop, stop_on_signals
-from ppd.proxy.runtime.process_limits import collect_garbage_less, limit_heap, raise_open_files_limit
+from ppd.proxy.runtime.process_limits import (
+    check_threads,
+    collect_garbage_less,
+    limit_heap,
+    raise_open_files_limit,
+)
 from ppd.proxy.runtime.tls import client_tls, worker_tls
 
 from ..sidecar.allow_list import AllowList
@@ -149,6 +154,7 @@ def _run(**given: Any) -> None:
         raise_open_files_limit()
         ignore_hangups()
         fill_standard_streams()
+        check_threads()
         log_to_stderr(options.config)
         with listen(options.config) as listening, asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(_serve(options, listening))

@@ -73,12 +73,14 @@ async def test_streams_under_way_end_whole(engine: SimEngine, tmp_path: Path, nu
 
 @pytest.mark.parametrize("processes", [1, 2])
 async def test_a_hangup_ends_nothing(engine: SimEngine, tmp_path: Path, processes: int) -> None:
-    """Neither does the terminal that the proxy was started from, nor whoever would have it read its files again."""
+    """Neither does the terminal that the proxy was started from, nor whoever would have it read its files again, or
+    open its logs anew, as others do at SIGUSR1."""
     async with started(engine, tmp_path, processes=processes) as program:
         async with stream(program, 150) as response:
             await response.content.readany()
             for pid in (program.process.pid, *program.children()):
-                os.kill(pid, signal.SIGHUP)
+                for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+                    os.kill(pid, number)
             assert DONE in await response.content.read()
         async with stream(program, 2) as response:
             assert DONE in await response.content.read()

@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import resource
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
 
+from ppd.proxy.errors import ConfigError
 from ppd.proxy.runtime.process_limits import (
+    THREADS,
+    check_threads,
     open_files_limit,
     raise_open_files_limit,
     share_of_clients,
@@ -33,3 +37,23 @@ def test_the_soft_limit_is_raised_to_the_hard_one(hard: int) -> None:
 def test_two_files_are_left_for_each_client(files: int, share: int) -> None:
     assert share_of_clients(files) == share
     assert share_of_gateways(files) == max(1, share // 4)
+
+
+def test_a_process_that_gets_its_threads_may_begin_and_keeps_none_of_them() -> None:
+    before = threading.active_count()
+    check_threads()
+    assert threading.active_count() == before
+
+
+def test_a_process_that_gets_too_few_threads_is_told_what_to_raise() -> None:
+    before, left = threading.active_count(), [THREADS - 1]
+
+    def start(thread: threading.Thread) -> None:
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        thread.start()
+
+    with pytest.raises(ConfigError, match=r"ulimit -u"):
+        check_threads(start)
+    assert threading.active_count() == before

@@ -78,10 +78,7 @@ class Handles:
         handle = self.kept.get(history)
         if handle is None or self._is_barred(handle.model):
             return None
-        if self._is_good(handle):
-            return handle
-        self.drop(history)
-        return None
+        return handle if self._is_good(handle) else None
 
     def take(self, history: int) -> Handle | None:
         """The same, for its one use."""

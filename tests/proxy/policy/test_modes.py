@@ -11,7 +11,7 @@ from ppd.proxy.beliefs.held import BeliefEvidence
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.policy import Limits, Route, Turn
-from tests.support.decisions import D1, D2, FIRST, FLEET, NEXT, P1, P2, R1, Decide, held, rules
+from tests.support.decisions import D1, D2, EVICTED, FIRST, FLEET, NEXT, P1, P2, R1, Decide, by_table, held, rules
 
 SHARED = BeliefEvidence.SHARED_PREFIX
 PROMPT = replace(FIRST, prompt_tokens=1000)
@@ -115,3 +115,9 @@ def test_every_mode_does_with_what_is_left_of_the_fleet(run: Decide, mode: Mode)
             decision = run(turn, fleet, rules(mode))
             assert decision.decode in fleet
             assert (decision.prefill is not None) == (decision.route is Route.SPLIT)
+
+
+def test_where_nothing_is_left_of_a_prefix_the_table_keeps_no_turn(run: Decide) -> None:
+    decision = run(EVICTED, by=by_table(1, 1))
+    assert decision.verdict is not None and decision.verdict.local
+    assert (decision.wanted, decision.route, decision.reason) == (Route.LOCAL, Route.SPLIT, "evicted")

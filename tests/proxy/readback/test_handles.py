@@ -99,6 +99,9 @@ def test_so_many_bytes_are_kept_and_the_oldest_go_first() -> None:
     for history in range(5):
         handles.keep(history, replace(HANDLE, params=b" " * 100))
     assert [handles.of(history) is not None for history in range(5)] == [False, False, True, True, True]
+    for _ in range(5):
+        handles.keep(4, replace(HANDLE, params=b" " * 100))
+    assert len(handles) == 3, "one in place of another takes no more"
     handles.keep(9, replace(HANDLE, params=b" " * 10_000))
     assert len(handles) == 0
     handles.keep(1, HANDLE)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ppd.proxy.kv_events.block_tokens import packed
@@ -22,6 +22,8 @@ def params(count: Any = KNOWN) -> dict[str, Any]:
     return {"do_remote_decode": True, "remote_num_tokens": count}
 
 
+@example([PROMPT], LATEST)
+@example([PROMPT], LATEST + 1)
 @given(st.lists(tokens, max_size=6), st.integers(0, LATEST + 2))
 def test_a_digest_is_that_of_the_first_tokens_however_they_came(parts: list[list[int]], left_out: int) -> None:
     lineage, whole = Lineage(), list(itertools.chain(*parts))
@@ -60,6 +62,7 @@ LAST = chunk({"token_ids": ANSWER[2:], "finish_reason": "stop"}, kv_transfer_par
             )
         ],
         [chunk({}, prompt_token_ids=PROMPT), chunk({"token_ids": ANSWER[:2]}), LAST, chunk(usage={})],
+        [{"choices": None}, chunk({"token_ids": ANSWER[:2]}, prompt_token_ids=PROMPT), LAST],
         [chunk({"prompt_token_ids": PROMPT, "token_ids": ANSWER[:1]}), chunk({"token_ids": ANSWER[1:2]}), LAST],
         [chunk({}, prompt_token_ids=PROMPT), chunk({"token_ids": None}), chunk({"token_ids": ANSWER[:2]}), LAST],
     ],

@@ -225,7 +225,7 @@ class Beliefs:
         return self._books.get(worker)
 
     def is_held_elsewhere(self, key: int, book: CacheBook, *, prefills_answer: bool) -> bool:
-        """Whether other workers hold as much of this history, or nearly.
+        """Whether other workers, as they are now, hold as much of this history, or nearly.
 
         A P is none for a D, unless P answer too: a turn that comes back would wait until its KV has been moved.
         """
@@ -235,14 +235,15 @@ class Beliefs:
         enough = ELSEWHERE * holders.pop(own, 0)
         if not holders:  # nearly always
             return False
-        answers = not (prefills_answer or self._is_of_prefill(own))
-        return any(
-            there >= enough and not (answers and self._is_of_prefill(number)) for number, there in holders.items()
-        )
+        by_any = prefills_answer or self._role(own) is Role.PREFILL
+        roles = [self._role(number) for number, there in holders.items() if there >= enough]
+        return any(role is not None and (by_any or role is not Role.PREFILL) for role in roles)
 
-    def _is_of_prefill(self, number: int) -> bool:
-        view = self._view(self._numbered[number][0])
-        return view is not None and view.role is Role.PREFILL
+    def _role(self, number: int) -> Role | None:
+        """Of the worker with this book; None: it is gone, or another engine is there."""
+        worker, book = self._numbered[number]
+        view = self._view(worker)
+        return None if view is None or view.incarnation != book.incarnation else view.role
 
     def capacities(self) -> dict[WorkerId, int]:
         """In tokens, as far as they are believed; 0: unknown."""

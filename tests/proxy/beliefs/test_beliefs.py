@@ -14,9 +14,10 @@ from ppd.proxy.beliefs.held import BeliefEvidence, Found, Held, Mark, PromptEntr
 from ppd.proxy.beliefs.turn_touches import TurnCaches, TurnTouches
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Load, WorkerId
-from tests.support.decisions import D1, D2, P1, view
+from tests.support.decisions import D1, D2, P1, P2, view
 
 HEAD, USER = Mark(100, 4000), Mark(101, 4500)
+D3 = view("D", 3)
 OWN, SHARED = BeliefEvidence.OWN_TURNS, BeliefEvidence.SHARED_PREFIX
 
 
@@ -70,6 +71,45 @@ def test_workers_that_restart_or_leave_hold_nothing_and_late_news_of_them_is_no_
     del known.views[D2.id]
     known.turn(7, 900, D2)
     assert (known.held(PromptEntry(7, 7)), known.beliefs.why_lost(Residency(D2.id, "i", 900))) == ({}, None)
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "answers", "stands_in"),
+    [(D1, D2, False, True), (D1, P1, False, False), (D1, P1, True, True), (P1, D1, False, True), (P1, P2, False, True)],
+)
+def test_whose_kv_stands_in_for_whose(own: WorkerView, other: WorkerView, answers: bool, stands_in: bool) -> None:
+    known = Known(own, other)
+    known.turn(7, 900, own, other)
+    book = known.beliefs.book(own.id)
+    assert book is not None
+    assert known.beliefs.is_held_elsewhere(7, book, prefills_answer=answers) is stands_in
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("is_back", [False, True])
+def test_what_an_engine_held_that_is_gone_stands_in_for_nothing(is_back: bool, is_known: bool) -> None:
+    """is_known: its book is closed, as another one was opened."""
+    known = Known(P1, D1, D2, D3)
+    known.turn(7, 900, D1, D2)
+    book = known.beliefs.book(D1.id)
+    assert book is not None and known.beliefs.is_held_elsewhere(7, book, prefills_answer=False)
+    if is_back:
+        known.change(D2, incarnation="j")
+    else:
+        del known.views[D2.id]
+    if is_known:
+        known.turn(8, 50, D3)
+        known.beliefs.ended(8, [Residency(D2.id, "j", 50)], ())
+    assert not known.beliefs.is_held_elsewhere(7, book, prefills_answer=False)
+
+
+def test_a_history_that_is_forgotten_is_held_nowhere_where_nothing_else_would_end_it() -> None:
+    """As where no engine says its capacity, so that nothing is ever believed to be evicted."""
+    known = Known(capacity=0)
+    known.turn(7, 900, D1, P1)
+    known.turn(8, 900, D1)
+    known.beliefs.forget(7, (D1.id, None, P1.id, WorkerId("gone:1")))
+    assert (known.held(PromptEntry(7, 7)), known.held(PromptEntry(8, 8))) == ({}, {"D1": Held(900, OWN)})
 
 
 def test_a_worker_that_keeps_no_prefixes_holds_nothing_whatever_ran_there() -> None:

@@ -205,7 +205,6 @@ class TurnTouches:
         if leg is not None:
             was_read = cached is None or 2 * cached >= reach  # if so, it is the newest there
             self._beliefs.ended_leg(LegOutcome(leg, has_used=was_read))
-        self._source = None
 
     def _touch(self, worker: WorkerId) -> None:
         if worker not in self._legs:  # P has computed nothing for it

@@ -45,8 +45,8 @@ class LegBooking:
         self._computes_here = False  # who answers
         self._decode_use: Use | None = None  # None: the worker has left
         self._prefill_use: Use | None = None
-        self._fetch: _Move | None = None  # None: nothing is moved so, or it has been
-        self._handover: _Move | None = None
+        self._fetch: _Move | None = None  # None: nothing is moved so
+        self._handover: _Move | None = None  # the same, or it has been
 
     def reserve(self, now_s: float) -> None:
         """Both workers at the decision, or a burst of turns would all find the same workers idle."""
@@ -101,7 +101,7 @@ class LegBooking:
             return
         assert self._prefill is not None, "only a P is held so"
         if self._fetch is not None:
-            self._end_fetch(self._fetch, now_s)
+            self._fetch.end(self._registry, now_s)
         if (use := self._prefill_use) is not None:
             use.computed(prefilling, now_s)
             use.end(prefilling)
@@ -112,7 +112,7 @@ class LegBooking:
         if self._computes_here:
             self._computes_here = False
             if self._fetch is not None:
-                self._end_fetch(self._fetch, now_s)
+                self._fetch.end(self._registry, now_s)
             if (use := self._decode_use) is not None and self._answering is not None:
                 use.computed(self._answering, now_s)
                 self._registry.use_changed(self._decode, use)
@@ -140,10 +140,6 @@ class LegBooking:
     def _left_s(self, worker: WorkerId, now_s: float) -> float:
         """Until prompts of other turns are computed there."""
         return 0.0 if self._registry.use(worker) is None else prefill_left_s(self._registry.total_use(worker), now_s)
-
-    def _end_fetch(self, fetch: _Move, now_s: float) -> None:
-        fetch.end(self._registry, now_s)
-        self._fetch = None
 
 
 class _Move:

@@ -363,7 +363,7 @@ def _common_blocks(run: bytearray, tokens: bytes, at: int, width: int) -> int:
     """How many blocks of a run are those of a prompt from its byte `at` on."""
     if tokens.startswith(run, at):
         return len(run) // width
-    low, high = 0, min(len(run), len(tokens) - at) // width  # it parts after `low`, and not after more than `high`
+    low, high = 0, len(run) // width  # it parts after `low`, and not after more than `high`
     while low < high:
         middle = (low + high + 1) // 2
         if run[low * width : middle * width] == tokens[at + low * width : at + middle * width]:

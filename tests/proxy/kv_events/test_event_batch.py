@@ -23,7 +23,7 @@ from ppd.proxy.kv_events.event_batch import (
 from tests.support.announcements import stored_event
 
 SESSION = 0x0123456789ABCDE
-DIGEST = bytes(24) + (7).to_bytes(8)
+DIGEST = bytes(range(24)) + (7).to_bytes(8)
 
 
 def packed(*events: Any, rank: int | None = 0) -> bytes:

@@ -10,9 +10,13 @@ from msgspec.structs import replace
 
 from ppd.proxy.config import Mode
 from ppd.proxy.errors import AllBusy, AllDown, NoWorkerError
+from ppd.proxy.fleet.order import SORTED_FROM
+from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import WorkerView
+from ppd.proxy.fleet.worker import Announcement, Role, Source, Worker
 from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.policy import Route, Turn
+from ppd.proxy.policy.candidates import find_candidates
 from ppd.proxy.policy.placement import ways_to_serve
 from tests.support.decisions import D1, D2, FIRST, NEXT, P1, P2, R1, rules, run
 
@@ -105,6 +109,20 @@ def test_of_several_p_those_are_asked_whose_connector_can_split_the_turn() -> No
 def test_the_fleet_says_that_it_serves_no_local_turns() -> None:
     views = [told(view, "sglang") for view in (P1, D1)]
     assert ways_to_serve(views) == {"split": True, "local": False, "replica": False}
+
+
+@pytest.mark.parametrize("count", [2, SORTED_FROM])
+def test_a_p_whose_connector_cannot_split_an_endpoint_is_not_asked_for_it(count: int) -> None:
+    """However many P there are."""
+    registry = Registry()
+    for name, connector in (("sglang", "sglang"), ("nixl", "nixl")):
+        for role in "PD":
+            for number in range(count if role == "P" else 1):
+                worker = Worker(role=Role(role), address=f"{name}{role}{number}:1", models=("m",), connector=connector)
+                registry.apply(Announcement(replace_worker(worker, source=Source.AGENT)), 0.0)
+    turn = replace(FIRST, endpoint=Endpoint.MESSAGES)
+    found = find_candidates(turn, registry.fleet("m"), rules(), qps=1.0, now_s=0.0, avoid=(), blocked=())
+    assert {view.worker.connector for view in found.prefills} == {"nixl"}
 
 
 @pytest.mark.parametrize("blocked", [[P1.id], [(P1.id, D1.id)], [P1.id, D1.id]])

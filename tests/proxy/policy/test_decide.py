@@ -136,7 +136,7 @@ def test_a_split_follow_up_returns_to_the_worker_that_lacks_only_the_new_blocks(
         ((P1, replace(D1, inflight=2), replace(D2, inflight=1)), "D2"),
         ((P1, replace(D1, others=Others(requests=3)), replace(D2, inflight=2)), "D2"),
         ((P1, replace(D1, load=Load(kv_usage=0.5)), replace(D2, load=Load(kv_usage=0.2))), "D2"),
-        ((P1, replace(D1, load=Load(kv_usage=0.97)), replace(D2, inflight=5)), "D2"),
+        ((P1, replace(D1, load=Load(kv_usage=0.95)), replace(D2, inflight=5)), "D2"),
         ((P1, replace(D1, draining=True), replace(D2, inflight=5)), "D2"),
     ],
 )

@@ -10,8 +10,11 @@ from msgspec.structs import replace
 from ppd.proxy.beliefs.held import BeliefEvidence
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.view import WorkerView
-from ppd.proxy.policy import Limits, Route, Turn
-from tests.support.decisions import D1, D2, EVICTED, FIRST, FLEET, NEXT, P1, P2, R1, Decide, by_table, held, rules
+from ppd.proxy.fleet.worker import WorkerId
+from ppd.proxy.laws.prediction import EngineLaws
+from ppd.proxy.laws.step_time import EngineProfile
+from ppd.proxy.policy import Limits, Route, Rules, Turn
+from tests.support.decisions import D1, D2, EVICTED, FIRST, FLEET, NEXT, P1, P2, R1, Decide, by_table, held, rules, view
 
 SHARED = BeliefEvidence.SHARED_PREFIX
 PROMPT = replace(FIRST, prompt_tokens=1000)
@@ -121,3 +124,29 @@ def test_where_nothing_is_left_of_a_prefix_the_table_keeps_no_turn(run: Decide) 
     decision = run(EVICTED, by=by_table(1, 1))
     assert decision.verdict is not None and decision.verdict.local
     assert (decision.wanted, decision.route, decision.reason) == (Route.LOCAL, Route.SPLIT, "evicted")
+
+
+class Costs:
+    """Of each engine its own."""
+
+    version = "1"
+
+    def __init__(self, costs: dict[WorkerId, EngineProfile]) -> None:
+        self._costs = costs
+
+    def of(self, view: WorkerView) -> EngineLaws:
+        return EngineLaws(costs=self._costs[view.id])
+
+
+def test_each_engine_is_judged_by_its_own_costs(run: Decide) -> None:
+    """Whichever engines are looked at before it."""
+    engines = [view("D", number) for number in (1, 2, 3, 4)]
+    fast, slow = EngineProfile(), EngineProfile(prefill_token_s=1e-3, request_s=0.5, attention_pair_s=1e-7)
+    laws = Costs({engine.id: costs for engine, costs in zip(engines, (fast, slow, fast, slow), strict=True)})
+    begun, by = replace(PROMPT, prompt_tokens=8000), Rules(mode=Mode.LEAST_TTFT, laws=laws)
+    for turn in (begun, replace(begun, held={**held(D1, 4000, SHARED), **held(D2, 4000, SHARED)})):
+        alone = {one.id: run(turn, (one,), by).candidates[0].prediction for one in engines}
+        for fleet in (engines, engines[::-1]):
+            ways = run(turn, tuple(fleet), by).candidates
+            judged = {way.decode.id: way.prediction for way in ways if way.prediction is not None}
+            assert judged == {worker: alone[worker] for worker in judged}

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from ppd.proxy.config import Mode
+from ppd.proxy.decision_table.score import Weights
 from ppd.proxy.fleet.view import RecentPrompts, WorkerView
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.laws.prediction import EngineLaws
@@ -173,6 +174,9 @@ def test_modes_weigh_otherwise() -> None:
     light = (P1, streaming(D1, 3), D2)
     assert decided(LATER, P1, D1, streaming(D2, 3), mode=Mode.LMETRIC).decode.name == "D2"
     assert decided(LONG, *light, mode=Mode.LMETRIC).decode.name == "D2"
+    for weights, chosen in ((Weights(1.0, 0.0), "D1"), (Weights(0.0, 1.0), "D2")):
+        decision = decided(TALK, streaming(D1, 40), queueing(D2, 9.0), mode=Mode.WEIGHTS, weights=weights)
+        assert decision.decode.name == chosen
 
 
 def test_kv_is_fetched_where_that_may_be_and_pays() -> None:

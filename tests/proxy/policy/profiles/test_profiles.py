@@ -163,6 +163,7 @@ def test_where_kv_may_be_moved_a_worker_may_lend_itself() -> None:
     rules = Rules(mode=Mode.PROFILES, schedule=disagg(ALWAYS), moves_kv=True)
     decision = run(PROMPT, (lends, D2), rules)
     assert (decision.lender, decision.decode) == (lends, D2)
+    assert run(PROMPT, (labelled(D1, {"llm-d.ai/role": "prefill-decode"}),), rules).route is Route.LOCAL
     assert run(PROMPT, (lends, D2), replace(rules, moves_kv=False)).route is Route.LOCAL
 
 

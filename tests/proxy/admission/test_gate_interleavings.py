@@ -10,7 +10,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.admission import Client, Door, settle
+from ppd.proxy.admission.gate import YIELD_S
+from tests.support.admission import Client, Door, settle, ticket
 from tests.support.clock import LeapingTime, run, scenario
 
 CLIENTS = st.fixed_dictionaries(
@@ -155,4 +156,41 @@ async def test_who_could_enter_when_the_process_goes_on_has_not_waited_for_too_l
     await last.task
     assert (door.log[-1], door.refused) == ("last: queue_timeout", ["queue_timeout"])
     queue.leave()
+    await door.close()
+
+
+@scenario
+async def test_turns_inside_of_other_processes_take_places_too() -> None:
+    door = Door(inside=2)
+    door.admission.inside_elsewhere = 1
+    first, _ = door.client("a0"), door.client("b0")
+    await settle()
+    assert (door.log, door.admission.try_enter(ticket())) == (["a0"], None)
+    first.leave()
+    await settle()
+    assert door.log == ["a0", "b0"]
+    door.client("c0")
+    door.admission.admit_waiting()
+    await settle()
+    assert door.log == ["a0", "b0"]
+    door.admission.inside_elsewhere = 0
+    door.admission.admit_waiting()
+    await settle()
+    assert door.log == ["a0", "b0", "c0"]
+    await door.close()
+
+
+@scenario
+async def test_a_place_that_comes_free_is_left_for_a_moment_to_turns_that_wait_in_other_processes() -> None:
+    door = Door()
+    first, _ = door.client("a0"), door.client("b0")
+    await settle()
+    door.admission.waiting_elsewhere = 1
+    first.leave()
+    await settle()
+    door.admission.admit_waiting()
+    await settle()
+    assert (door.log, door.admission.try_enter(ticket(needs="n"))) == (["a0"], None)
+    await asyncio.sleep(2 * YIELD_S)
+    assert door.log == ["a0", "b0"]
     await door.close()

@@ -82,6 +82,8 @@ def test_one_that_comes_into_a_flooded_queue_waits_for_one_service() -> None:
     served(line, 300)
     line.add(Waiter(replace(TICKET, tenant="b", cost=500), 5000))
     assert "b" in tenants(served(line, 2))
+    mixed = [*[replace(TICKET, cost=500)] * 3, *[replace(TICKET, tenant="b", cost=50)] * 20]
+    assert tenants(served(line_of(mixed), 12)) == f"a{10 * 'b'}a"
 
 
 def test_nobody_saves_up_credit_while_it_asks_for_nothing() -> None:

@@ -341,7 +341,8 @@ def test_the_papers_key_counts_the_requests_with_one_opener(table: SessionTable)
 def test_the_papers_key_tells_new_bytes_by_the_prefix_or_the_last_message(client: Client) -> None:
     key = SessionKey.FIRST_USER_MESSAGE
     client.turn(HI, reply="y" * 500, session_key=key)
-    assert 50 <= client.find(HI, assistant("y" * 500), user("z" * 50), session_key=key).new_bytes < 100
+    grown = client.find(HI, assistant("y" * 500), user("z" * 50), session_key=key)
+    assert (grown.kind, grown.turn, 50 <= grown.new_bytes < 100) == (MatchKind.NEXT, 2, True)
     assert 50 <= client.find(SYSTEM, HI, assistant("y" * 500), user("z" * 50), session_key=key).new_bytes < 100
 
 

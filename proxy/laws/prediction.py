@@ -112,7 +112,7 @@ class Outlook(msgspec.Struct, frozen=True, gc=False, eq=False):
     busy: float  # share of its time that prompts have taken lately
     rate: float  # prompts a second lately
     patience_s: float  # how long each could have waited
-    sends_s: float  # until its link could send more
+    sends_s: float  # until its link could send more; below 0 where it can
     receives_s: float
 
     @classmethod
@@ -144,7 +144,6 @@ class Outlook(msgspec.Struct, frozen=True, gc=False, eq=False):
         busy = busy if busy < MOST_BUSY else MOST_BUSY
         # Prompts of other turns interrupt those that decode as they did lately.
         slowed = laws.tpot_factor / (1.0 - busy)
-        sends_s, receives_s = view.sends_free_s - now_s, view.receives_free_s - now_s
         return cls(
             view,
             laws,
@@ -163,8 +162,8 @@ class Outlook(msgspec.Struct, frozen=True, gc=False, eq=False):
             busy,
             recent.rate * left,
             recent.patience_s,
-            sends_s if sends_s > 0.0 else 0.0,
-            receives_s if receives_s > 0.0 else 0.0,
+            view.sends_free_s - now_s,
+            view.receives_free_s - now_s,
         )
 
 

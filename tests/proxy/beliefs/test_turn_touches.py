@@ -137,3 +137,18 @@ def test_an_answer_that_can_say_nothing_of_caches_keeps_nothing_for_that(prefill
     touches.answering()
     assert touches.settled() is NO_TOUCHES
     assert known.held(9)["D1"] == 100
+
+
+@pytest.mark.parametrize("answers_first", [False, True])
+def test_a_d_is_awaited_from_the_end_of_p_on_unless_it_answers_already(answers_first: bool) -> None:
+    known = Known()
+    touches = TurnTouches(known.beliefs, PromptEntry(9, 9), {}, 100, TurnCaches(D1.id, P1.id))
+    touches.sent()
+    if answers_first:
+        touches.answering()
+    assert [leg.worker for leg in known.beliefs.legs()] == [P1.id]
+    touches.prefilled(0)
+    assert [leg.worker for leg in known.beliefs.legs()] == [D1.id][answers_first:]
+    touches.close()
+    assert known.held(9) == {"P1": 100} | ({"D1": 100} if answers_first else {})
+    assert known.beliefs.legs() == []

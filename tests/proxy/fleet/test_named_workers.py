@@ -74,3 +74,12 @@ def test_names_that_another_process_gave_are_kept_and_counted_on() -> None:
     for address in ("a:9", "a:2"):
         second.apply(Announcement(replace(AGENTS, address=address)), 1.0)
     assert {view.id: view.name for view in second.views()} == {"a:2": "D2", "a:3": "D3", "a:9": "D4"}
+
+
+def test_the_names_of_a_model_are_those_that_were_listed_last() -> None:
+    registry = Registry()
+    registry.add_static(STATIC, 0.0)
+    for aliases in ({"n": "m"}, {"n": "m", "o": "m"}):
+        registry.probed(STATIC.id, replace(STATIC, models=("m", *aliases), aliases=aliases), Load(), 1.0)
+        registry.probed(STATIC.id, STATIC, Load(), 2.0)  # it could not be asked this time
+        assert (only(registry).worker.models, only(registry).worker.aliases) == (("m", *aliases), aliases)

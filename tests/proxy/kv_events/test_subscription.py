@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from array import array
 from functools import partial
 
 import msgspec
@@ -12,6 +13,8 @@ import zmq
 import zmq.asyncio
 
 from ppd.proxy.kv_events.engine_caches import EngineCaches
+from ppd.proxy.kv_events.event_batch import Stored
+from ppd.proxy.kv_events.event_stream import EventStream
 from ppd.proxy.kv_events.replay import replay
 from ppd.proxy.kv_events.subscription import CLOSED_AT_ONCE, Publisher, Subscription
 from ppd.proxy.runtime.tasks import Throttle
@@ -45,6 +48,25 @@ async def test_a_publisher_that_is_not_there_is_told_of_once(other: bool, caplog
     context.destroy(linger=0)
     server.close()
     assert caplog.messages == [f"no KV events come from {endpoint}: nobody answers there"]
+
+
+async def test_what_was_known_before_a_connection_counts_no_more_where_nothing_can_be_replayed() -> None:
+    """The engine may have begun anew meanwhile, and not have published since."""
+    context, stream = zmq.asyncio.Context(), EventStream()
+    stream.index.apply(Stored(array("Q", [1, 2, 3]), None, 16, 0, 7))
+    stream.expected, publisher = 5, Publisher(stream, D.role, "")
+    with context.socket(zmq.PUB) as engine, context.socket(zmq.SUB) as socket:
+        engine.bind(ANY)
+        subscription = Subscription(partial(replay, context, Throttle()), Throttle(), Metrics(), lambda _: publisher)
+        endpoint = engine.getsockopt_string(zmq.LAST_ENDPOINT)
+        running = asyncio.create_task(subscription.run_connected(socket, endpoint, publisher))
+        async with asyncio.timeout(60):
+            while stream.is_behind:
+                await asyncio.sleep(0.01)
+        assert stream.held(7) is None
+        running.cancel()
+        await asyncio.wait({running})
+    context.destroy(linger=0)
 
 
 async def test_replays_that_never_end_leave_others_their_turn() -> None:

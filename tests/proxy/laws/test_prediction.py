@@ -129,6 +129,17 @@ def test_a_handoff_keeps_links_from_others_while_its_kv_moves_and_not_while_it_i
     assert split().ttft_s == pytest.approx(alone.ttft_s, abs=0.06), "50 transfers of 30 ms are set up at once"
 
 
+@pytest.mark.parametrize(("sends_s", "receives_s"), [(0.0, 0.0), (5.0, 9.0), (9.0, 5.0), (-7.0, -8.0)])
+def test_a_handoff_waits_until_both_links_are_free(sends_s: float, receives_s: float) -> None:
+    prefill = outlook(replace(P1, sends_free_s=NOW_S + sends_s))
+    decode = outlook(replace(D1, receives_free_s=NOW_S + receives_s))
+    waits_s = on_two(prefill, work_on(prefill, SHORT, 0), decode, 150).ttft_s
+    at_once_s = on_two(outlook(P1), work_on(outlook(P1), SHORT, 0), outlook(D1), 150).ttft_s
+    free_s = max(sends_s, receives_s)
+    assert free_s <= 0.0 or free_s < waits_s < free_s + at_once_s
+    assert free_s > 0.0 or waits_s == at_once_s
+
+
 @pytest.mark.parametrize(
     "queue",
     [

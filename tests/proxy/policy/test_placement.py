@@ -138,3 +138,13 @@ def test_ways_to_serve(roles: str, ways: tuple[bool, bool, bool]) -> None:
     assert ways_to_serve(views, prefills_answer=True)["replica"] is ("P" in roles or "R" in roles)
     views.append(replace(D2, worker=replace_worker(D2.worker, has_sidecar=True)))
     assert ways_to_serve(views, prefills_answer=True)["replica"] is ("R" in roles)
+
+
+@pytest.mark.parametrize("first", [D1, D2])
+@pytest.mark.parametrize("own", [D1, D2])
+def test_of_two_that_hold_as_much_a_session_stays_on_the_one_that_had_its_last_turn(
+    own: WorkerView, first: WorkerView
+) -> None:
+    turn = replace(NEXT, held={**held(first), **held(D1), **held(D2)}, decode=own.id)
+    assert run(turn).decode is own
+    assert run(turn, by=rules(Mode.ALWAYS_SPLIT)).decode is own

@@ -147,6 +147,12 @@ def test_slo_has_a_session_that_begins_find_room_to_grow() -> None:
     )
 
 
+@pytest.mark.parametrize(("sequences", "least", "most"), [(1, 0.0, 0.01), (130, 5.0, 13.0), (2000, 0.0, 0.01)])
+def test_streams_lose_by_one_more_where_they_are_near_their_target(sequences: int, least: float, most: float) -> None:
+    (way,) = decided(TALK, streaming(D1, sequences)).candidates
+    assert least <= way.terms["batch"] <= most
+
+
 def test_what_was_explored_is_not_said_to_miss_the_least() -> None:
     hopeless = replace(TALK, slo=SloTargets(ttft_s=1e-4, ttft_factor=1e-4, tpot_s=1e-4))
     best, explored = (decided(hopeless, D1, D2, explore_share=share) for share in (0.0, 1.0))

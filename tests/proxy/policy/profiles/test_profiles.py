@@ -58,6 +58,7 @@ def by(plugins: str, zero: ZeroMeans = ZeroMeans.API_VERSION) -> Schedule:
 
 
 ALWAYS = "always-disagg-pd-decider"
+OTHER = replace(D1, worker=replace_worker(D1.worker, connector="none"))
 P_FIRST = "{stageOrder: prefill-first}"
 DECIDED = "{deciders: {prefill: decider}}"
 
@@ -125,12 +126,9 @@ def test_the_prefix_decider_goes_by_what_its_d_lacks(
         (disagg(ALWAYS), (D1,), Route.LOCAL, "no_prefill_worker"),
         (disagg(ALWAYS), (R1,), Route.REPLICA, "decode_on_replica"),
         (disagg(ALWAYS, handler="{}"), (P1, D1), Route.LOCAL, "no_decider"),
-        (
-            disagg(ALWAYS, handler=P_FIRST),
-            (P1, D1),
-            Route.SPLIT,
-            "prefill_first",
-        ),
+        (disagg(ALWAYS, handler=P_FIRST), (P1, D1), Route.SPLIT, "prefill_first"),
+        (disagg(ALWAYS, handler=P_FIRST), (P1, OTHER), Route.LOCAL, "no_prefill_worker"),
+        (disagg(ALWAYS, handler=P_FIRST), (P1, R1), Route.REPLICA, "no_prefill_worker"),
         (
             disagg(ALWAYS, handler=P_FIRST),
             (D1,),

@@ -351,7 +351,6 @@ class BlockIndex:
         self._token_bytes -= len(run.tokens)
         del run.tokens[length * self._block_tokens * TOKEN_BYTES :]
         self._token_bytes += len(run.tokens)
-        run.unbroken = min(run.unbroken, length)
 
 
 def _branch_key(place: int, scope: str, block: bytes) -> int:

@@ -35,7 +35,7 @@ class EventStream:
     """One data-parallel rank's events, and what its engine holds by them."""
 
     def __init__(self, index: BlockIndex | None = None, *, reads_tokens: bool = False) -> None:
-        self.index = index or BlockIndex()
+        self.index = BlockIndex() if index is None else index
         self._reads_tokens = reads_tokens
         self.counts = Counter[str]()  # of events by kind, and of those passed over by why
         self.is_behind = True  # batches are missing, or wait to be read: what it holds is not known now

@@ -152,3 +152,15 @@ def test_a_d_is_awaited_from_the_end_of_p_on_unless_it_answers_already(answers_f
     touches.close()
     assert known.held(9) == {"P1": 100} | ({"D1": 100} if answers_first else {})
     assert known.beliefs.legs() == []
+
+
+def test_a_branch_reads_what_the_history_that_it_leaves_has_there() -> None:
+    known, entry = Known(), PromptEntry(10, 7, shared=1000)
+    held = known.beliefs.held(known.views, entry, 1000)
+    touches = TurnTouches(known.beliefs, entry, held, 1100, TurnCaches(D1.id, None, D2.id, reach_tokens=1000))
+    touches.sent()
+    touches.answering()
+    touches.answered(992)
+    touches.close()
+    known.evict_on_d2()
+    assert (known.held(7), known.held(8), known.held(10)) == ({"D2": 1000}, {"D2": 500}, {"D1": 1100})

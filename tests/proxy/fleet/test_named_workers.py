@@ -83,3 +83,16 @@ def test_the_names_of_a_model_are_those_that_were_listed_last() -> None:
         registry.probed(STATIC.id, replace(STATIC, models=("m", *aliases), aliases=aliases), Load(), 1.0)
         registry.probed(STATIC.id, STATIC, Load(), 2.0)  # it could not be asked this time
         assert (only(registry).worker.models, only(registry).worker.aliases) == (("m", *aliases), aliases)
+
+
+def test_a_worker_that_answers_turns_is_up_whatever_its_probes_say() -> None:
+    registry = Registry()
+    registry.add_static(STATIC, 0.0)
+    registry.probed(STATIC.id, replace(STATIC, models=("m",)), Load(), 1.0)
+    registry.probe_failed(STATIC.id)
+    assert (only(registry).state, only(registry).unanswered) == ("down", True)
+    registry.outranked(STATIC.id, 5.0)
+    assert (only(registry).state, only(registry).unanswered, only(registry).since_s) == ("up", False, 5.0)
+    registry.probe_failed(STATIC.id, refused=True)  # nothing could have answered there
+    registry.outranked(STATIC.id, 6.0)
+    assert only(registry).state == "down"

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from ppd.proxy.errors import FormatError
+from ppd.proxy.kv_events.block_index import BlockIndex
 from ppd.proxy.kv_events.event_batch import session_name
 from ppd.proxy.kv_events.event_stream import EventStream, Order, Replay
 
@@ -161,3 +162,8 @@ def test_an_unreadable_batch_of_a_replay_leaves_nothing_known_before_it() -> Non
         stream.replayed(5, b"\xc1")
     assert (stream.replayed(6, batch(6)), stream.replay_ended()) == (Replay.OPEN, Replay.CLOSED)
     assert (stream.held(S), stream.order(7)) == (None, Order.NEXT)
+
+
+def test_an_index_that_holds_nothing_yet_is_kept() -> None:
+    index = BlockIndex(sweep_slack=8)
+    assert EventStream(index).index is index

@@ -14,6 +14,7 @@ from ppd.proxy.admission.auth import (
     tenant_of,
 )
 from ppd.proxy.admission.keys import Client, Keys, decode, encode, hash_of
+from ppd.proxy.admission.tenant_scope import TenantScope
 from ppd.proxy.errors import Forbidden, LoopDetected, NotFound, PPDError, RequestError, Unauthorized
 from ppd.proxy.policy import Route
 
@@ -139,6 +140,14 @@ def test_the_admin_key_is_no_clients_key(headers: dict[str, str]) -> None:
 )
 def test_a_key_of_the_proxys_own_ends_at_the_proxy(headers: dict[str, str], expected: dict[str, str]) -> None:
     assert leg_headers(headers, forwards_key=False) == {"x-ppd-hops": "1", **expected}
+
+
+def test_workers_get_a_sessions_id_as_its_tenants_own() -> None:
+    one, two = (TenantScope(b"cache" * 4, ids * 4) for ids in (b"one..", b"two.."))
+    sent = [leg_headers({"x-session-id": "7"}, scope=scope).get("x-session-id") for scope in (None, one, one, two)]
+    assert sent == ["7", one.id("7"), one.id("7"), two.id("7")]
+    assert len(set(sent)) == 3
+    assert leg_headers({}, scope=one) == leg_headers({})
 
 
 @pytest.mark.parametrize("name", ["authorization", "x-api-key", "traceparent", "x-session-id"])

@@ -194,3 +194,17 @@ async def test_a_place_that_comes_free_is_left_for_a_moment_to_turns_that_wait_i
     await asyncio.sleep(2 * YIELD_S)
     assert door.log == ["a0", "b0"]
     await door.close()
+
+
+@scenario
+async def test_a_client_that_leaves_as_it_is_refused_was_never_inside() -> None:
+    door = Door()
+    permit = await door.admission.enter(ticket())
+    gone = door.client("gone")
+    await settle()
+    door.admission.close_down()
+    gone.task.cancel()
+    await settle()
+    assert (door.admission.inside, door.admission.waiting) == (1, 0)
+    permit.release()
+    await door.close()

@@ -178,3 +178,21 @@ def test_turns_that_lost_their_worker_are_not_refused_for_their_age() -> None:
         await fleet.door.close()
 
     run(work())
+
+
+def test_a_queue_that_was_empty_meanwhile_has_not_stood_since() -> None:
+    """However long the turns inside were there before and after."""
+
+    async def work() -> None:
+        door = Door(wait_s=0.1, queue=100)
+        first, second = door.client("a0"), door.client("a1")
+        await settle()
+        first.leave()
+        await settle()
+        assert (door.admission.inside, door.admission.waiting) == (1, 0)
+        assert door.admission._overload._standing_since_s == math.inf
+        second.leave()
+        await settle()
+        await door.close()
+
+    run(work())

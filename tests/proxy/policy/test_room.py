@@ -55,6 +55,7 @@ def test_a_worker_without_places_gets_no_turn_but_those_whose_prefix_it_holds() 
         ((), True),  # nobody to wait for: the decision says so at once
         ((replace(D1, inflight=3),), False),
         ((replace(D1, inflight=3), R1), True),
+        ((replace(R1, inflight=3),), False),
         ((replace(D1, inflight=3), replace(R1, up=False)), False),
         ((D1, replace(P1, inflight=3)), True),  # D computes the prompt
         ((replace(D1, inflight=2),), True),

@@ -157,6 +157,14 @@ def test_what_follows_the_common_part_says_which_turn_it_is(
     assert match.decode == D1
 
 
+def test_an_older_turn_that_was_edited_is_left_however_far_the_conversation_has_gone_on(table: SessionTable) -> None:
+    for number in range(3):
+        first = turn(table, *alternating(number))
+    since = (user("other"), assistant("a"), user("b"), assistant("c"), user("d"))
+    match = find(table, *alternating(0), assistant("r" * 200), *since)
+    assert (match.kind, match.turn, match.source) == (BRANCH, 2, first.history)
+
+
 def test_of_two_users_who_differ_from_their_second_turn_on_each_keeps_a_session(table: SessionTable) -> None:
     histories = {name: [SYSTEM, TASK] for name in ("ann", "bob")}
     sessions = dict[str, str]()

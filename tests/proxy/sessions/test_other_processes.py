@@ -7,10 +7,13 @@ from itertools import count
 import pytest
 from msgspec.structs import replace
 
+from ppd.proxy.beliefs.beliefs import Beliefs
 from ppd.proxy.sessions.prefix_chain import Chain, Marks
 from ppd.proxy.sessions.session import Prompt, marks_of_prompt
 from ppd.proxy.sessions.table import MatchKind, SessionTable
 from tests.proxy.sessions.test_table_limits import check, finish, key_of, prompt, turn
+from tests.support.attempts import D1
+from tests.support.decisions import view
 from tests.support.requests import HASHER
 
 
@@ -40,6 +43,19 @@ def test_a_name_leads_to_the_same_history_in_each_process(newest: int) -> None:
     assert table.find(prompt("d", "n"), 3.0).turn == other.find(prompt("d", "n"), 3.0).turn == 4
 
 
+def test_a_name_leads_to_its_session_as_it_was_told_last() -> None:
+    """Also where a turn that did not name it was the last."""
+    table, other = two()
+    turn(other, "a", name="n")
+    turn(other, "b", 1.0, "n")
+    adopt_all(table, other)
+    turn(other, "bxc", 2.0)
+    session = other.all()[-1]
+    table.adopt(replace(session), None, ())
+    check(table)
+    assert table.find(prompt("d", "n"), 3.0).turn == 4
+
+
 @pytest.mark.parametrize("newest", [0, 1])
 def test_what_several_sessions_begin_with_leads_to_the_same_one_in_each_process(newest: int) -> None:
     table, other = two()
@@ -61,6 +77,16 @@ def test_no_more_sessions_are_kept_than_may_be_however_they_come() -> None:
         turn(other, letter)
         adopt_all(table, other)
     assert len(table) == 2
+
+
+def test_of_a_session_that_is_forgotten_nothing_is_believed() -> None:
+    one = replace(view("D", 1), incarnation=D1.incarnation)
+    beliefs = Beliefs({D1.worker: one}.get)
+    table = SessionTable(ttl_s=100.0, capacity=1, beliefs=beliefs)
+    for letter in "ab":
+        turn(table, letter)
+        book = beliefs.book(D1.worker)
+        assert book is not None and len(book) == 1
 
 
 def test_a_name_that_a_session_has_is_no_other_ones() -> None:

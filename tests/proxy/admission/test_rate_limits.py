@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppd.proxy.admission.keys import Client
-from ppd.proxy.admission.rate_limits import Limit, RateLimits
+from ppd.proxy.admission.rate_limits import Limit, RateLimits, with_limits
 from ppd.proxy.errors import RateLimited, error_body
 from tests.support.clock import FakeClock
 
@@ -257,3 +257,16 @@ def test_a_list_of_prompts_counts_as_its_prompts_and_may_leave_a_debt(clock: Fak
     assert refused(limits, asking, 0, clock()).retry_after_s == pytest.approx(70.0)
     clock.advance(70.0)
     limits.take(asking, 0, clock())
+
+
+def test_of_what_two_processes_know_of_a_key_the_later_time_counts() -> None:
+    limits = RateLimits()
+    for full_s in (5.0, 9.0, 3.0):
+        limits.owe("key", Limit.TOKENS, full_s)
+    assert list(limits.debts()) == [("key", Limit.TOKENS, 9.0)]
+
+
+def test_a_workers_own_limits_are_not_shown_beside_a_keys() -> None:
+    sent = {"X-RateLimit-Limit-Requests": "1", "x-ratelimit-remaining-tokens": "2", "date": "now"}
+    own = {"X-RateLimit-Limit-Requests": "60"}
+    assert with_limits(sent, own) == {"date": "now", **own}

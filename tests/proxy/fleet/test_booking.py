@@ -264,3 +264,33 @@ def test_what_nobody_pulled_is_counted_until_its_lease_ends() -> None:
     assert handoffs.outstanding(LEASE_S) == 2
     assert handoffs.outstanding(LEASE_S + 1) == 1
     assert handoffs.outstanding(LEASE_S + 11) == 0
+
+
+class Told:
+    """What the other processes hear: of which worker, and whether it has other legs than before."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.news = list[tuple[WorkerId, bool]]()
+        registry.uses.replicated = self
+
+    def catch_up(self) -> None: ...
+
+    def changed(self, worker: WorkerId, legs: bool) -> None:
+        self.news.append((worker, legs))
+
+
+def test_other_processes_hear_which_changes_are_of_legs(registry: Registry) -> None:
+    """They hear of legs at once where little room is left, and of the rest later."""
+    told, booking = Told(registry), booked(registry)
+    steps = (booking.reserve, booking.free_prefill, booking.computed, booking.release)
+    of_legs = []
+    for step in steps:
+        told.news.clear()
+        step(1.0)
+        of_legs.append({worker for worker, legs in told.news if legs})
+        assert told.news
+    assert of_legs == [{P, D}, {P}, set(), {D}]
+    told.news.clear()
+    registry.answered(D)
+    registry.release(D, registry.reserve(D))
+    assert told.news == [(D, False), (D, True), (D, True)]

@@ -79,6 +79,13 @@ def test_each_order_asks_its_legs(order: LegOrder) -> None:
     assert len(AWAITED[legs.state]) == len(legs.asked_first)
 
 
+@pytest.mark.parametrize(("state", "event"), list(product(sorted(ENDS), (LEFT, CLOSED))))
+def test_what_is_over_stays_as_it_ended(state: LegsState, event: LegsEvent) -> None:
+    legs = Legs(LegOrder.P_THEN_D)
+    legs.state = state
+    assert (legs.take(event), legs.state) == ((), state)
+
+
 IN_TURN = {
     "P hands over, and D answers": ([HANDED_OVER, BEGAN, CLOSED], S.OVER, [ASK_D, MOVED]),
     "P hands nothing over: D computes": ([NOTHING, BEGAN], S.ANSWERED, [COMPUTE, UNMOVED]),
@@ -97,6 +104,7 @@ IN_TURN = {
     "it leaves while D is connected to": ([HANDED_OVER, LEFT, UNREACHED], S.UNTAKEN, [ASK_D, END_D]),
     "D fails after it has left": ([HANDED_OVER, LEFT, D_FAILED, CLOSED], S.OVER, [ASK_D]),
     "D cannot be reached, and it leaves": ([HANDED_OVER, UNREACHED, LEFT, CLOSED], S.UNTAKEN, [ASK_D, FAIL]),
+    "all is closed while D computes alone": ([NOTHING, CLOSED], S.OVER, [COMPUTE, END_D]),
     "it leaves while D computes alone": ([NOTHING, LEFT, CLOSED], S.OVER, [COMPUTE, END_D]),
     "it leaves as D begins": ([HANDED_OVER, BEGAN, LEFT, CLOSED], S.TAKEN, [ASK_D, MOVED]),
 }

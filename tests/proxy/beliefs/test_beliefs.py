@@ -343,8 +343,9 @@ def test_branches_that_came_to_nothing_do_not_add_the_head_that_sessions_share()
         known.turn(session, 6000, D1, marks=(HEAD,))
     book = known.beliefs.book(D1.id)
     assert book is not None
-    before, branches = book.tokens, [known.touches(PromptEntry(8, 7, shared=5000), 6200) for _ in range(2)]
-    for touches in branches:
+    before, first = book.tokens, known.touches(PromptEntry(8, 7, shared=5000), 6200)
+    assert book.tokens - before == 6200 - 1000, "what it has in common with 7 beyond the head"
+    for touches in (first, known.touches(PromptEntry(8, 7, shared=5000), 6200)):
         touches.close()
     assert book.tokens == before
     assert not known.beliefs._passed

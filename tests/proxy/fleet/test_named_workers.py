@@ -81,6 +81,7 @@ def test_the_names_of_a_model_are_those_that_were_listed_last() -> None:
     registry.add_static(STATIC, 0.0)
     for aliases in ({"n": "m"}, {"n": "m", "o": "m"}):
         registry.probed(STATIC.id, replace(STATIC, models=("m", *aliases), aliases=aliases), Load(), 1.0)
+        assert [registry.family(name) for name in aliases] == ["m"] * len(aliases)
         registry.probed(STATIC.id, STATIC, Load(), 2.0)  # it could not be asked this time
         assert (only(registry).worker.models, only(registry).worker.aliases) == (("m", *aliases), aliases)
 

@@ -274,6 +274,7 @@ def test_of_many_holders_few_are_judged_as_lenders() -> None:
 
 @pytest.mark.parametrize("mode", sorted(PREDICTING))
 def test_an_engine_without_a_profile_is_asked_last(mode: Mode) -> None:
+    assert decided(FIRST, P1, D1, mode=mode, unknown=(P1, D1)).reason == "first_turn", "as in mode `table`"
     assert decided(LATER, D1, D2, mode=mode, unknown=(D2,)).decode.name == "D1"
     alone = decided(LATER, P1, D2, mode=mode, unknown=(D2, P1))
     assert (alone.decode.name, alone.prediction, alone.candidates) == ("D2", None, ())

@@ -233,6 +233,8 @@ class ProxyRouting:
             prefill=residency(decision.prefill.id, prompt) if decision.prefill else None,
         )
         self._sessions.finish(match, request.prompt, outcome, self._time.now_s)
+        if (others := self._sessions.replicated) is not None:
+            others.tell()
 
     def _turn(self, request: Request, match: SessionMatch) -> tuple[PromptEntry, Turn]:
         """As `Router._turn` of routing/router.py makes it."""

@@ -122,6 +122,9 @@ class VirtualChannels:
         if self._outbox:
             self._send_outbox()
 
+    async def flushed(self) -> None:
+        self.flush()
+
     def drain(self) -> None:
         came, self._came = self._came, []
         for sender, batch in came:

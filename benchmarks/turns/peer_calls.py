@@ -23,7 +23,7 @@ from ..small.proxy_here import TurnBench, bench
 from . import calls
 from .calls import CONVERSATIONS, TurnWork, bodies, counted, counting, lines
 
-LIMITS = {"SPLIT, telling": 56, "SPLIT, told": 37, "LOCAL, telling": 48, "LOCAL, told": 34}
+LIMITS = {"SPLIT, telling": 59, "SPLIT, told": 37, "LOCAL, telling": 54, "LOCAL, told": 34}
 """With the compiled modules; of the first turn of a conversation of three messages, and of its second. Lower them."""
 
 

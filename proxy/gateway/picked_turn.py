@@ -29,7 +29,7 @@ from ..routing.attempt import Attempt, Job
 from ..routing.choosing import NEXT_BEST, Chooser
 from ..routing.learning import Learner, SeenAnswer
 from ..routing.state import State
-from ..routing.stream import complete
+from ..routing.stream import complete, tell
 from ..sessions.prefix_chain import PrefixEnd
 from ..telemetry.receipts import LegRecord
 from .headers import ATTEMPTS, DIGITS
@@ -315,10 +315,12 @@ class PickedTurn:
         else:
             answer = SeenAnswer(summary, reply, self._times_s)
             complete(self._state, self._learner, self._job.match, self._attempt, answer)
+            tell(self._state)
 
     def _assumed(self, reply: PrefixEnd | None) -> None:
         self._attempt.booking.release(self._state.now())
         self._learner.assumed(self._job.match, self._attempt, reply, self._state.now())
+        tell(self._state)
         self._state.health.completed(self._attempt.decision)
 
     def _failed(self, exc: LegError) -> None:

@@ -132,6 +132,7 @@ class Channels:
         self._by_peer = {channel.peer: channel for channel in self._channels}
         self._outbox: list[AnyEvent] = []
         self._flushing: asyncio.TimerHandle | None = None
+        self._await_flush: list[asyncio.Future[None]] = []
         self._pending = pending
         self._on_drained = on_drained
 
@@ -165,6 +166,27 @@ class Channels:
         self._outbox.extend(self._pending())
         if self._outbox:
             self._send_outbox()
+
+    def flushed(self) -> asyncio.Future[None]:
+        """Done after the next flush, which comes at once, but after all that this round of the event loop does.
+
+        A packet costs both ends more than what is in it, and turns that end together share one so.
+        """
+        loop = asyncio.get_running_loop()
+        if not self._await_flush:
+            loop.call_soon(self._flush_for_all)
+        waiter = loop.create_future()  # one each: who is cancelled cancels it
+        self._await_flush.append(waiter)
+        return waiter
+
+    def _flush_for_all(self) -> None:
+        waiters, self._await_flush = self._await_flush, []
+        try:
+            self.flush()
+        finally:
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
 
     def _send_outbox(self) -> None:
         outbox, self._outbox = self._outbox, []  # if these cannot be encoded, the next ones still can

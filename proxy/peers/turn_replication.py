@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Generic, ParamSpec, Protocol
@@ -51,6 +51,7 @@ class EventSender(Protocol):
 
     def queue(self, event: AnyEvent) -> None: ...
     def flush(self) -> None: ...
+    def flushed(self) -> Awaitable[None]: ...
     def schedule_flush(self) -> None: ...
     def drain(self) -> None: ...
 
@@ -61,6 +62,14 @@ class Copies(Generic[P]):
 
     catch_up: Callable[[], None]
     changed: Callable[P, None]
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesAtOnce(Copies[P]):
+    """A `ReplicatedAtOnce`."""
+
+    tell: Callable[[], None]
+    told: Callable[[], Awaitable[None]]
 
 
 class TurnReplication:
@@ -83,7 +92,7 @@ class TurnReplication:
 
     def attach(self, channels: EventSender) -> None:
         self._channels, state, catch_up = channels, self._state, channels.drain
-        state.sessions.replicated = Copies(catch_up, self._session_learned)
+        state.sessions.replicated = CopiesAtOnce(catch_up, self._session_learned, channels.flush, channels.flushed)
         state.beliefs.replicated = Copies(catch_up, channels.queue)
         state.tokens.replicated = Copies(catch_up, self._tokens_counted)
         state.templates.replicated = Copies(catch_up, self._heads_computed)
@@ -105,9 +114,7 @@ class TurnReplication:
             self._schedule()
 
     def _session_learned(self, session: Session, label: int | None, keys: Iterable[int], has_prefilled: bool) -> None:
-        # At once: the answer's last bytes are about to go to the client, whose next turn may reach any process.
         self._channels.queue(SessionLearned(session, label, list(keys), has_prefilled))
-        self._channels.flush()
 
     def _tokens_counted(self, model: str, added: Amounts, new_tokens: int, completion: int | None) -> None:
         self._channels.queue(TokensCounted(model, added, new_tokens, completion))

@@ -74,6 +74,8 @@ class Router:
             body = Streaming(self._state, self._learner, job.match, attempt, opened)
         else:
             body = whole(self._state, self._learner, job.match, attempt, opened)
+            if (others := self._state.sessions.replicated) is not None:
+                await others.told()
         return TurnReply(opened.content_type, headers, body)
 
     async def _first_success(self, job: Job) -> tuple[Attempt, OpenAnswer]:

@@ -188,6 +188,7 @@ class Streaming:
                 times_s = None if self._first_token_s is None else (self._first_token_s, self._state.now())
                 answer = SeenAnswer(summary, self._reply, times_s)
                 complete(self._state, self._learner, self._match, self._attempt, answer)
+                tell(self._state)
 
     def _break_off(self, exc: LegError) -> None:
         """Books a failure after the client got bytes; a failure after the last event counts for nothing."""
@@ -213,7 +214,7 @@ class Streaming:
 def whole(
     state: State, learner: TurnEnd, match: SessionMatch, attempt: Attempt, opened: OpenAnswer
 ) -> bytes | LargeBody:
-    """What the client gets of an answer that came whole. Learns from it."""
+    """What the client gets of an answer that came whole, once other processes are told. Learns from it."""
     attempt.has_answered()
     try:
         complete(state, learner, match, attempt, SeenAnswer(opened.observer.summary, opened.reply))
@@ -223,7 +224,10 @@ def whole(
 
 
 def complete(state: State, learner: TurnEnd, match: SessionMatch, attempt: Attempt, answer: SeenAnswer) -> None:
-    """Gives back what the turn holds of its workers and its place in the fleet, and learns."""
+    """Gives back what the turn holds of its workers and its place in the fleet, and learns.
+
+    Before the answer's last bytes go to the client, the other processes are to be told: its next turn may reach any.
+    """
     now_s = state.now()
     attempt.booking.release(now_s)  # the worker has ended its leg; other processes hear of that with the session
     permit, attempt.permit = attempt.permit, None
@@ -232,3 +236,9 @@ def complete(state: State, learner: TurnEnd, match: SessionMatch, attempt: Attem
     learner.completed(match, attempt, answer, now_s)
     if not attempt.is_finished_on_prefill:
         state.health.completed(attempt.decision)
+
+
+def tell(state: State) -> None:
+    """When this returns, the other processes know of all turns that have been completed."""
+    if (others := state.sessions.replicated) is not None:
+        others.tell()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import ParamSpec, Protocol
 
 P = ParamSpec("P")
@@ -18,3 +19,13 @@ class Replicated(Protocol[P]):
 
     def changed(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Sends a change that was made here. What others sent is applied without calling this."""
+
+
+class ReplicatedAtOnce(Replicated[P], Protocol[P]):
+    """What the others must know before a client hears of it. `changed` alone may send it a little later."""
+
+    def tell(self) -> None:
+        """When this returns, all that was changed has been sent."""
+
+    def told(self) -> Awaitable[None]:
+        """Done when all that was changed has been sent, with what else changes in this round of the event loop."""

@@ -23,7 +23,7 @@ from itertools import count
 from ..beliefs.beliefs import Beliefs
 from ..errors import ConfigError
 from ..fleet.worker import WorkerId
-from ..runtime.replicated import Replicated
+from ..runtime.replicated import ReplicatedAtOnce
 from .hasher import KEY_BITS
 from .kept_units import NO_UNITS_KEPT, KeptUnits, TurnOutcome, pack
 from .matching import (
@@ -88,7 +88,7 @@ class SessionTable:
         self._serials = serials or count(1)
         self.rendered = RenderedReplies()
         self._beliefs = beliefs or Beliefs(lambda worker: None)
-        self.replicated: Replicated[Session, int | None, set[int], bool] | None = None  # changed: as `adopt`
+        self.replicated: ReplicatedAtOnce[Session, int | None, set[int], bool] | None = None  # changed: as `adopt`
 
     def __len__(self) -> int:
         return len(self._sessions)

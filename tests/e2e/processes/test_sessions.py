@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import pytest
 
 from ppd.proxy.beliefs.held import Residency
 from ppd.proxy.config import Mode
+from ppd.proxy.peers import channels
 from ppd.proxy.sessions.prefix_chain import PrefixEnd
 from ppd.proxy.sessions.session import KnownPrefix, Session, index_keys
 from tests.support.fleet import crowded
@@ -109,6 +111,27 @@ async def test_all_find_a_prefix_in_the_same_session() -> None:
             )
             assert named[0] == named[1] == named[2], step
             assert index[0] == index[1] == index[2], step
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_whoever_has_an_answer_is_known_to_all(monkeypatch: pytest.MonkeyPatch, streams: bool) -> None:
+    async with proxy_group("R1", 3, mode=Mode.REPLICA) as group:
+        monkeypatch.setattr(channels, "ROUND_S", 3600.0)  # nobody is told of what can wait
+        said: list[dict[str, Any]] = []
+        for step in range(6):
+            said.append({"role": "user", "content": f"{step}"})
+            at, body = group.proxies[step % 3], {"model": "sim", "messages": said, "max_tokens": 4, "stream": streams}
+            async with at.session.post(f"{at.base_url}/v1/chat/completions", json=body) as response:
+                text = whole_text(await response.read(), streams)
+            receipt = at.proxy.state.receipts.find(response.headers["X-Request-Id"])
+            assert receipt is not None and receipt.turn == step + 1
+            said.append({"role": "assistant", "content": text})
+
+
+def whole_text(answer: bytes, streams: bool) -> str:
+    parts = [part for part in answer.split(b"data: ") if part.startswith(b"{")] if streams else [answer]
+    choices = [choice for part in parts for choice in json.loads(part)["choices"]]
+    return "".join((choice["delta"] if streams else choice["message"]).get("content") or "" for choice in choices)
 
 
 async def test_a_session_stays_with_its_worker_wherever_its_turns_land() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 from pathlib import Path
@@ -15,6 +16,7 @@ from ppd.proxy.gateway.answers import PIECE_BYTES
 from ppd.proxy.gateway.headers import ATTEMPTS, DESTINATION, PREFILLER
 from ppd.proxy.gateway.messages import ProcessingRequest
 from ppd.proxy.gateway.wire.grpc import GrpcStatus
+from ppd.proxy.peers.turn_replication import CopiesAtOnce
 from tests.proxy.gateway.envoy import (
     D1,
     D2,
@@ -39,6 +41,26 @@ async def test_llm_ds_configuration_decides_here_too() -> None:
     for prefill in (P1, None):  # the same prompt again is known there
         await (envoy := Envoy(proxy)).turn()
         assert [mutation(envoy.answers[-1])[0].get(name) for name in (DESTINATION, PREFILLER)] == [D2, prefill]
+
+
+@pytest.mark.parametrize("usage", [USAGE, None])
+async def test_other_processes_are_told_before_the_client_has_the_end(usage: dict[str, Any] | None) -> None:
+    envoy, told = Envoy(proxy_of(mode="always_split")), list[str]()
+    envoy.proxy.state.sessions.replicated = CopiesAtOnce(
+        lambda: None,
+        lambda *_: told.append("changed"),
+        lambda: told.append(f"told, {len(envoy.answers)} answers to Envoy"),
+        lambda: asyncio.sleep(0),
+    )
+    await envoy.turn()
+    envoy.tell("response_headers", headers={":status": "200", "content-type": "application/json"})
+    before = len(envoy.answers)
+    choice = {"index": 0, "message": {"role": "assistant", "content": "So that"}, "finish_reason": "stop"}
+    body = json.dumps({"choices": [choice], "usage": usage}).encode()
+    envoy.tell("response_body", body=body, end_of_stream=True)
+    assert told == ["changed", f"told, {before} answers to Envoy"]
+    assert len(envoy.answers) > before
+    envoy.call.half_closed()
 
 
 async def test_a_first_turn_is_split_and_its_answer_teaches_the_session() -> None:

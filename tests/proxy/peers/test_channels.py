@@ -184,6 +184,39 @@ async def test_what_was_told_is_there_when_flush_returns_and_in_the_order_of_tel
         assert two.texts() == [*map(str, range(2000)), "all", "one"]
 
 
+async def test_those_who_await_a_flush_in_one_round_share_a_packet_and_go_on_when_it_is_there() -> None:
+    with receivers() as (ends, (one, two)):
+        told = list[tuple[str, list[str]]]()
+
+        async def tell(text: str) -> None:
+            one.channels.queue(SessionDropped(text))
+            await one.channels.flushed()
+            told.append((text, two.texts()))
+
+        first, left, last = (asyncio.create_task(tell(text)) for text in ("a", "b", "c"))
+        await asyncio.sleep(0)
+        before = ends[0][1].sent[ends[0][1].side]
+        left.cancel()  # its client has left: the others wait on
+        await asyncio.gather(first, last)
+        assert told == [("a", ["a", "b", "c"]), ("c", ["a", "b", "c"])]
+        assert ends[0][1].sent[ends[0][1].side] - before == 1
+        await tell("d")
+        assert told[-1] == ("d", ["a", "b", "c", "d"])
+        assert left.cancelled()
+
+
+async def test_who_awaits_a_flush_goes_on_where_it_fails() -> None:
+    with receivers() as (_, (one, two)):
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: None)
+        one.channels.queue(SessionDropped(object()))  # type: ignore[arg-type]
+        async with asyncio.timeout(60):
+            await one.channels.flushed()
+        one.channels.queue(SessionDropped("next"))
+        async with asyncio.timeout(60):
+            await one.channels.flushed()
+        assert two.texts() == ["next"]
+
+
 async def test_what_ends_after_the_close_is_still_told() -> None:
     with receivers() as (_, (one, two)):
         one.channels.queue(SessionDropped("before"))

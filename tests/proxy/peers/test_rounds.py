@@ -21,6 +21,7 @@ from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
 from ppd.proxy.peers import membership, turn_replication
 from ppd.proxy.peers.events import SessionLearned
+from ppd.proxy.routing.stream import tell
 from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.table import MatchKind, SessionMatch, TurnOutcome
 from tests.support.processes import R1, Pair, worker
@@ -64,6 +65,7 @@ def finish(one: Proxy, place: SessionMatch, request: Request, reply: str, *, pre
         prefill=None if prefill is None else one.state.beliefs.residency(prefill, PROMPT_TOKENS),
     )
     one.state.sessions.finish(place, request.prompt, outcome, one.state.now())
+    tell(one.state)
 
 
 def looks(one: Proxy) -> None:

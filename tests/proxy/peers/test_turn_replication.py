@@ -27,6 +27,9 @@ class Sender:
     def flush(self) -> None:
         self.at_once += 1
 
+    async def flushed(self) -> None:
+        self.flush()
+
     def schedule_flush(self) -> None:
         self.soon += 1
 

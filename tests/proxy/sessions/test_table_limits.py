@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import tracemalloc
 from itertools import count, pairwise, permutations
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from ppd.proxy.beliefs.held import Residency
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import WorkerId
-from ppd.proxy.peers.turn_replication import Copies
+from ppd.proxy.peers.turn_replication import CopiesAtOnce
 from ppd.proxy.sessions.prefix_chain import Chain, PrefixEnd
 from ppd.proxy.sessions.session import KnownPrefix, Prompt, Session, index_keys
 from ppd.proxy.sessions.table import EXPIRED_AT_ONCE, MatchKind, SessionMatch, SessionTable, TurnOutcome
@@ -156,8 +157,10 @@ def telling() -> tuple[SessionTable, list[tuple[Session, int | None, set[int]]]]
         SessionTable(ttl_s=100.0, capacity=5, serials=count(1 << 40)),
         list[tuple[Session, int | None, set[int]]](),
     )
-    table.replicated = Copies(
-        lambda: None, lambda session, label, keys, _: told.append((replace(session), label, set(keys)))
+    table.replicated = CopiesAtOnce(
+        lambda: None,
+        lambda session, label, keys, _: told.append((replace(session), label, set(keys))),
+        *(lambda: None, lambda: asyncio.sleep(0)),
     )
     return table, told
 

@@ -16,7 +16,7 @@ from typing import Protocol
 from ..admission.wrong_keys import WrongKeys
 from ..config import OPERATOR_PATHS, ProxyConfig
 from ..errors import PPDError, RequestError
-from ..runtime.kernel_buffers import has_undelivered
+from ..runtime.kernel_buffers import has_undelivered, has_unread_bytes
 from ..runtime.loop_watch import time_limit
 from ..runtime.tasks import Drain, draining
 from ..telemetry.access_log import AccessLog, AccessRecord
@@ -64,7 +64,7 @@ class IdleConnection(Protocol):
     def address(self) -> str: ...
 
     def evict(self) -> bool:
-        """Closes it for another's sake; False if that must not be, as its client still takes an answer."""
+        """Closes it for another's sake; False if its client still takes an answer, or has just asked."""
 
 
 class IdleConnections:
@@ -173,7 +173,7 @@ class ConnectionLimits:
                     self._idle.add(self)
 
     def evict(self) -> bool:
-        if self.is_stalled or self.transport.get_write_buffer_size():
+        if self.is_stalled or self.transport.get_write_buffer_size() or has_unread_bytes(self.transport):
             return False
         self._ends_by_s = math.inf
         if self.is_tls:

@@ -34,3 +34,12 @@ def has_unread(transport: asyncio.BaseTransport) -> bool:
             found.register(socket.fileno(), select.POLLIN)
             return bool(found.poll(0))
     return False
+
+
+def has_unread_bytes(transport: asyncio.BaseTransport) -> bool:
+    """The same of bytes alone."""
+    socket = transport.get_extra_info("socket")
+    with contextlib.suppress(OSError, ValueError):
+        if socket is not None:
+            return int.from_bytes(fcntl.ioctl(socket.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder) > 0
+    return False

@@ -317,6 +317,16 @@ def test_who_still_takes_an_answer_makes_no_room(
     assert transport.said == said
 
 
+@pytest.mark.parametrize(("sent", "may_be_closed"), [(b"", True), (b"GET", False), (None, True)])
+def test_whose_request_lies_unread_makes_no_room(clock: FakeClock, sent: bytes | None, may_be_closed: bool) -> None:
+    """sent: None: the client has closed its side."""
+    own, client = socket.socketpair()
+    with own, client:
+        client.close() if sent is None else client.send(sent)
+        tested = ConnectionLimits(FakeTransport(own), PATIENCE, clock)  # type: ignore[arg-type]
+        assert tested.evict() == may_be_closed
+
+
 def test_a_connection_that_made_room_is_gone_in_time_whatever_its_client_had_sent(clock: FakeClock) -> None:
     tested, transport = connection(clock)
     request = FakeRequest()

@@ -187,7 +187,9 @@ class BodyMemory:
         self._looking = None
         slow = [sender for sender in self._senders() if sender.came() < SLOWEST_BYTES]
         has_stood_still = asyncio.get_running_loop().time() - self._look_s > STOOD_STILL_S
-        for sender in slow if self._waiting and not has_stood_still else ():
+        for sender in slow if not has_stood_still else ():
+            if not self._waiting:
+                break
             self._refused += 1
             error = RequestError("the body came too slowly, while others waited for its memory")
             error.status = 408

@@ -250,6 +250,20 @@ async def test_a_body_that_stops_after_a_good_beginning_makes_room_in_time() -> 
 
 
 @scenario
+async def test_no_more_slow_bodies_are_refused_than_those_that_wait_need() -> None:
+    memory, (first, second, waiting) = bodies(3)
+    for slow in (first, second):
+        assert slow.want(6)
+        slow.watch()
+    assert not waiting.want(6)
+    await asyncio.sleep(2 * LOOK_SHARE * WAIT_S)
+    assert [body.said for body in (first, second, waiting)] == [["too slow"], [], ["room"]]
+    for body in (second, waiting):
+        body.room.free()
+    assert memory.held_bytes == 0
+
+
+@scenario
 async def test_how_slowly_a_body_comes_is_judged_from_when_another_waits() -> None:
     memory, (slow, leaving, waiting) = bodies(3)
     assert slow.want(14)

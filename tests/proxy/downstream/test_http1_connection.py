@@ -243,7 +243,7 @@ async def test_what_came_in_time_is_not_late_later() -> None:
         await reader.readuntil(large)
         await at.until(lambda: not limits.is_stalled)
         assert connection._body_timer is connection._stall_timer is None
-        assert stalled is not None and stalled.cancelled()
+        assert stalled is not None and stalled._timer.cancelled()
 
 
 @on_both_planes

@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from ppd.proxy.config import ProxyConfig
+from ppd.proxy.downstream import connections as module
 from ppd.proxy.downstream.connections import Connections
 from ppd.proxy.downstream.http1_server import Http1Server
 from tests.support.client_connections import site
@@ -78,9 +79,10 @@ async def test_what_one_connection_did_keeps_no_other_waiting(number: int) -> No
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
 async def test_without_room_for_more_none_is_accepted_for_a_while(
-    number: int, caplog: pytest.LogCaptureFixture
+    number: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The socket stays readable, so the event loop would be woken for nothing again and again."""
+    monkeypatch.setattr(module, "ACCEPT_AGAIN_S", 0.01)
     listening = Listening(number, number)
     async with accepting_from(listening) as connections:
         _, writer = await asyncio.open_connection(*listening._socket.getsockname())

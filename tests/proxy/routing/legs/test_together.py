@@ -206,8 +206,7 @@ async def test_the_kv_of_a_client_that_has_left_is_written_or_there_is_none(
     for engine, said in (lab.p, p_says), (lab.d, d_says):
         if said is not None:
             engine.say(said)
-    await lab.until_hung_up(lab.p, lab.d)
-    await lab.proxy.handoff_release.close()
+    await lab.proxy.handoff_release.close(SOON_S)
     (family,) = lab.proxy.state.metrics.abandoned.collect()
     fates = {sample.labels["fate"]: sample.value for sample in family.samples if sample.name.endswith("_total")}
     assert fates == {fate: 1}

@@ -120,6 +120,24 @@ async def server(script: Script) -> AsyncIterator[Worker]:
             writer.close()
 
 
+class Wire:
+    """A worker's connection without a socket, of which only the reading counts."""
+
+    def __init__(self) -> None:
+        self.is_read = True
+        self.is_aborted = False
+        self.loop = asyncio.get_running_loop()
+
+    def pause(self) -> None:
+        self.is_read = False
+
+    def resume(self) -> None:
+        self.is_read = True
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
 def worker(port: int) -> Worker:
     return Worker(role=Role.DECODE, address=f"127.0.0.1:{port}")
 

@@ -19,27 +19,10 @@ from ppd.proxy.upstream.client import Upstream
 from ppd.proxy.upstream.connection import WorkerConnection
 from ppd.proxy.upstream.pool import connecting
 from tests.support.clock import LeapingTime, scenario
+from tests.support.scripted_workers import Wire
 
 PATIENT = Timeouts(connect_s=5.0, first_s=5.0, idle_s=5.0)
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
-
-
-class Wire:
-    """A worker's connection of which only the reading counts."""
-
-    def __init__(self) -> None:
-        self.is_read = True
-        self.is_aborted = False
-        self.loop = asyncio.get_running_loop()
-
-    def pause(self) -> None:
-        self.is_read = False
-
-    def resume(self) -> None:
-        self.is_read = True
-
-    def abort(self) -> None:
-        self.is_aborted = True
 
 
 @dataclass

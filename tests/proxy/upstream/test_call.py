@@ -14,25 +14,10 @@ from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.upstream.call import Answer, Call, Timeouts
 from ppd.proxy.upstream.connection import WorkerConnection
 from tests.support.clock import scenario
+from tests.support.scripted_workers import Wire
 
 WORKER = Worker(role=Role.DECODE, address="w:1")
 PATIENT = Timeouts(connect_s=60.0, first_s=60.0, idle_s=60.0)
-
-
-class Wire:
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.is_read = True
-        self.is_aborted = False
-
-    def pause(self) -> None:
-        self.is_read = False
-
-    def resume(self) -> None:
-        self.is_read = True
-
-    def abort(self) -> None:
-        self.is_aborted = True
 
 
 def answered(

@@ -17,7 +17,7 @@ from ppd.proxy.upstream.client import Upstream
 from ppd.proxy.upstream.connection import WorkerConnection
 from ppd.proxy.upstream.pool import connecting
 from tests.support.clock import LeapingTime, scenario
-from tests.support.scripted_workers import HEAD, PATIENT, WHOLE, close, deaf, read, says, server, worker
+from tests.support.scripted_workers import HEAD, PATIENT, WHOLE, Wire, close, deaf, read, says, server, worker
 
 HASTY = Timeouts(connect_s=0.1, first_s=0.1, idle_s=0.1)
 
@@ -101,16 +101,6 @@ async def test_connecting_has_a_limit_of_its_own(upstream: Upstream) -> None:
         with pytest.raises(LegError) as failure:
             await read(upstream, Call(target), Timeouts(connect_s=0.1, first_s=20.0, idle_s=20.0))
     assert (failure.value.phase, failure.value.cause) == (Phase.CONNECT, Cause.TIMEOUT)
-
-
-class Wire:
-    """Of a connection, what an answer asks of it."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-
-    def abort(self) -> None:
-        pass
 
 
 @scenario

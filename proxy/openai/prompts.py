@@ -18,11 +18,11 @@ from msgspec.json import Encoder
 
 from ..errors import RequestError
 from ..media.items import UUID, media_type
-from ..sessions.hasher import HEAD_BYTES, NO_UNITS, Hasher, encoded
+from ..sessions.hasher import LONG_BYTES, NO_UNITS, Hasher, encoded
 from ..sessions.prefix_chain import NO_MARKS, UNIT_OVERHEAD_BYTES, BlockHash, Chain, TextOrKind, UnitHash
 from ..sessions.prompt_head import Head, OpenChain
 from ..sessions.templates import PLAIN, Template
-from ..sessions.text_cuts import FINE_BYTES, LEAST_HEAD_BYTES, LONG_BYTES, TextCuts, UnitText
+from ..sessions.text_cuts import FINE_BYTES, LEAST_HEAD_BYTES, TextCuts, UnitText
 from ..sessions.text_kinds import SAMPLED_UNITS
 from ..sessions.tool_call_hash import CallHash, CallPlaces
 from .body_members import pruned
@@ -201,7 +201,7 @@ class PromptReader:
         the bytes up to there."""
         if message.role == "assistant" or message.tool_call_id:
             return
-        text = message.utf8 or encoded(first_text(message.content)[:HEAD_BYTES])
+        text = message.utf8 or encoded(first_text(message.content)[:LONG_BYTES])
         if len(text) > FINE_BYTES:
             unit = UnitText(previous ^ self._cuts.mask, message.role, message.name or "", text, start)
             self._cuts.newest.append(unit)

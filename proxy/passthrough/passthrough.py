@@ -249,7 +249,7 @@ class Passthrough:
     def _prompt(self, asked: _Asked) -> PrefixEnd:
         """What names the request among those that end workers."""
         hasher = self._state.hasher
-        return PrefixEnd(hasher.key(b"Q", asked.path, hasher.beyond(asked.body).digest()))
+        return PrefixEnd(hasher.key(b"Q", asked.path, hasher.digest(asked.body)))
 
     async def _ask(self, permit: Permit, view: WorkerView, asked: _Asked, bill: _Bill) -> Forwarded:
         """The answer from its first bytes on; LegError for one that the client must not see."""

@@ -1,19 +1,22 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+from typing_extensions import Buffer
 
 IS_FAST: bool
 
+class TextPoint:
+    def __init__(self, secret: bytes) -> None: ...
+    def open(self) -> TextDigest: ...
+
+class TextDigest:
+    def update(self, data: Buffer) -> None: ...
+    def copy(self) -> TextDigest: ...
+    def digest(self) -> bytes: ...
+
 class TextHash:
-    def __init__(
-        self,
-        secret: bytes,
-        bits: int,
-        before: dict[str, bytes],
-        end: bytes,
-        longest: int,
-        long_end: Callable[[bytes], bytes],
-    ) -> None: ...
-    def key(self, previous: int, before: bytes, text: bytes, end: bytes) -> int: ...
+    def __init__(self, secret: bytes, point: TextPoint, bits: int, before: dict[str, bytes], longest: int) -> None: ...
+    def key(self, previous: int, before: bytes, text: bytes) -> int: ...
     def run(
         self, messages: list[Any], at: int, previous: int, size: int, around: int
     ) -> tuple[

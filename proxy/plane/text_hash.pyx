@@ -1,10 +1,23 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""The keys of messages that are one text, which nearly all are: SHA-256 by the CPU's instructions, in one call."""
+"""The keys of messages that are one text, which nearly all are, by instructions of the CPU: POLYVAL over the text, then
+SHA-256 over what that comes to and over what comes before it."""
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint64_t
 
 from .body_parts cimport PlainMessage
+
+cdef extern from "polyval.h" nogil:
+    ctypedef struct polyval_point_t:
+        pass
+    ctypedef struct polyval_t:
+        pass
+    int polyval_is_there()
+    void polyval_point(polyval_point_t *, const unsigned char *secret)
+    void polyval_start(polyval_t *)
+    void polyval_add(const polyval_point_t *, polyval_t *, const void *data, size_t size)
+    void polyval_end(const polyval_point_t *, const polyval_t *, unsigned char *digest)
 
 cdef extern from "sha256.h" nogil:
     ctypedef struct sha256_t:
@@ -14,66 +27,123 @@ cdef extern from "sha256.h" nogil:
     void sha256_add(sha256_t *, const void *data, size_t size)
     uint64_t sha256_end(sha256_t *)
 
-IS_FAST = bool(sha256_is_there())
-"""Whether this CPU has the instructions. Without them `hashlib` is as fast, and `TextHash` must not be made."""
+IS_FAST = bool(sha256_is_there() and polyval_is_there())
+"""Whether this CPU has the instructions. Without them `hashlib` is as fast, and none of these must be made."""
 
+cdef enum:
+    DIGEST_BYTES = 16
 
 cdef tuple NOTHING = ((), (), (), b"", ())
+
+
+cdef class TextDigest
+
+
+cdef class TextPoint:
+    """A secret point at which texts are evaluated: what they come to says nothing to those who do not know it.
+
+    It must not be shown to anyone all the same, as it is no random function of the text: see docs/prefix-keys.md.
+    """
+
+    cdef polyval_point_t _point
+
+    def __init__(self, bytes secret not None):
+        if PyBytes_GET_SIZE(secret) != DIGEST_BYTES or not IS_FAST:
+            raise ValueError("a point has 16 bytes, and the CPU instructions for SHA-256 and carry-less products")
+        polyval_point(&self._point, <const unsigned char *>PyBytes_AS_STRING(secret))
+
+    def open(self):
+        """A text of which nothing has come yet."""
+        cdef TextDigest text = TextDigest.__new__(TextDigest)
+        text._point = self
+        polyval_start(&text._state)
+        return text
+
+    cdef void digest(self, bytes text, unsigned char *to) noexcept:
+        cdef polyval_t state
+        polyval_start(&state)
+        polyval_add(&self._point, &state, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
+        polyval_end(&self._point, &state, to)
+
+
+cdef class TextDigest:
+    """A text that comes in pieces, made by `TextPoint.open`."""
+
+    cdef TextPoint _point
+    cdef polyval_t _state
+
+    def __init__(self):
+        raise TypeError("a TextPoint opens it")
+
+    def update(self, data):
+        """data: any buffer of bytes."""
+        cdef Py_buffer view
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            polyval_add(&self._point._point, &self._state, view.buf, view.len)
+        finally:
+            PyBuffer_Release(&view)
+
+    def copy(self):
+        cdef TextDigest twin = TextDigest.__new__(TextDigest)
+        twin._point, twin._state = self._point, self._state
+        return twin
+
+    def digest(self):
+        """16 bytes, of what has come so far."""
+        cdef unsigned char told[DIGEST_BYTES]
+        polyval_end(&self._point._point, &self._state, told)
+        return PyBytes_FromStringAndSize(<const char *>told, DIGEST_BYTES)
 
 
 cdef class TextHash:
     """Hashes that begin with the same secret block."""
 
     cdef sha256_t _root
+    cdef TextPoint _point
     cdef int _dropped_bits
     cdef dict _before
-    cdef bytes _end
     cdef Py_ssize_t _longest
-    cdef object _long_end
 
     def __init__(
-        self, bytes secret not None, int bits, dict before not None, bytes end not None, Py_ssize_t longest, long_end
+        self, bytes secret not None, TextPoint point not None, int bits, dict before not None, Py_ssize_t longest
     ):
-        """secret: 64 bytes, a block of SHA-256. bits: of a key.
-
-        before, end: of texts in a run. What comes before one, by the role that says it, and what after it. Of a text of
-        more than `longest` bytes only those are hashed here, and what `long_end` makes of the text comes after them.
+        """secret: 64 bytes, a block of SHA-256. bits: of a key. before: what comes before a text in a run, by the role
+        that says it. longest: bytes of a text that is not long.
         """
-        if PyBytes_GET_SIZE(secret) != 64 or not IS_FAST:
-            raise ValueError("the secret must have 64 bytes, and the CPU instructions for SHA-256")
+        if PyBytes_GET_SIZE(secret) != 64:
+            raise ValueError("the secret must have 64 bytes")
         sha256_start(&self._root)
         sha256_add(&self._root, PyBytes_AS_STRING(secret), 64)
+        self._point = point
         self._dropped_bits = 64 - bits
         self._before = before
-        self._end = end
         self._longest = longest
-        self._long_end = long_end
 
-    def key(self, uint64_t previous, bytes before not None, bytes text not None, bytes end not None):
-        """Of the first 8 bytes, little-endian, of the hash of `U`, `previous` in 8 bytes, and the three parts."""
-        return self._key(previous, before, text, PyBytes_GET_SIZE(text), end)
+    def key(self, uint64_t previous, bytes before not None, bytes text not None):
+        """Of the first 8 bytes, little-endian, of the hash of `U`, `previous` in 8 bytes, what comes before, `T`, and
+        the digest of the text."""
+        return self._key(previous, before, text)
 
     def run(self, list messages not None, Py_ssize_t at, uint64_t previous, Py_ssize_t size, Py_ssize_t around):
         """Of the messages from `at` on, as far as each is one text by one of the roles: keys, each chained to the one
-        before it, what the prompt then measures, the texts, and the first letters of the roles. At last the long texts:
-        of each the key before it, what is hashed before it, the text, and what the prompt measures before its message.
+        before it, what the prompt then measures, the texts, and the first letters of the roles. At last the texts of more
+        than `long_bytes`: of each the key before it, what is hashed before it, the text, and what the prompt measures
+        before its message.
 
         size: of the prompt before them. around: what a message has beside its text.
         """
         cdef list keys, ends, texts, long_ones
         cdef bytearray roles
-        cdef bytes text, end, before = self._before_text(messages, at)
-        cdef Py_ssize_t hashed
+        cdef bytes text, before = self._before_text(messages, at)
         if before is None:
             return NOTHING
         keys, ends, texts, roles, long_ones = [], [], [], bytearray(), []
         while before is not None:
             text = (<PlainMessage>messages[at]).utf8
-            hashed, end = PyBytes_GET_SIZE(text), self._end
-            if hashed > self._longest:
+            if PyBytes_GET_SIZE(text) > self._longest:
                 long_ones.append((previous, before, text, size))
-                hashed, end = self._longest, self._long_end(text)
-            previous = self._key(previous, before, text, hashed, end)
+            previous = self._key(previous, before, text)
             size += around + PyBytes_GET_SIZE(text)
             keys.append(previous)
             ends.append(size)
@@ -93,16 +163,17 @@ cdef class TextHash:
             return None
         return before if PyBytes_GET_SIZE(message.utf8) else None
 
-    cdef uint64_t _key(self, uint64_t previous, bytes before, bytes text, Py_ssize_t hashed, bytes end) noexcept:
-        """hashed: so many bytes of the text."""
+    cdef uint64_t _key(self, uint64_t previous, bytes before, bytes text) noexcept:
         cdef sha256_t hash = self._root
         cdef unsigned char start[9]
+        cdef unsigned char end[1 + DIGEST_BYTES]
         cdef int place
         start[0] = c"U"
         for place in range(8):
             start[place + 1] = previous >> (8 * place) & 0xFF
+        end[0] = c"T"
+        self._point.digest(text, end + 1)
         sha256_add(&hash, start, 9)
         sha256_add(&hash, PyBytes_AS_STRING(before), PyBytes_GET_SIZE(before))
-        sha256_add(&hash, PyBytes_AS_STRING(text), hashed)
-        sha256_add(&hash, PyBytes_AS_STRING(end), PyBytes_GET_SIZE(end))
+        sha256_add(&hash, end, 1 + DIGEST_BYTES)
         return sha256_end(&hash) >> self._dropped_bits

@@ -24,8 +24,9 @@ import msgspec
 
 from .. import plane
 from ..beliefs.held import Residency
+from .hasher import LONG_BYTES
 from .prefix_chain import UNIT_OVERHEAD_BYTES, Chain, PrefixEnd
-from .text_cuts import LONG_BYTES, kept_blocks
+from .text_cuts import kept_blocks
 
 KEPT = 256
 """Units, 3.6 KB of them; nine in ten sessions have fewer."""

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 from msgspec.structs import force_setattr, replace
 
-from .hasher import HEAD_BYTES, Hasher, before_parts, encoded, finished, text_end
+from .hasher import Hasher, before_parts, encoded, finished, text_part
 
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-    from blake3 import blake3
+    from .hasher import OpenText
 
 UNIT_OVERHEAD_BYTES = 16
 """What a chat template adds around a message (role, separators): about four tokens."""
@@ -45,11 +45,11 @@ TextOrKind = str | bytes | int | None
 
 
 class LongTexts(Protocol):
-    """The texts above 4 KiB of one prompt: see `text_cuts`."""
+    """The texts of one prompt that are long enough to be cut: see `text_cuts`."""
 
     known: Sequence[tuple[int, int]]
 
-    def note(self, state: _Hash, beyond: memoryview, offset: int) -> None: ...
+    def note(self, state: _Hash, text: bytes, offset: int) -> None: ...
     def cuts(self, hasher: Hasher) -> Sequence[tuple[int, int]]: ...
     def without_text(self) -> LongTexts | None: ...
 
@@ -88,7 +88,7 @@ def _shared(marks: Marks) -> Marks:
 class UnitHash:
     """One unit as it is hashed. It grows only at its end, so a reply can be hashed as it streams."""
 
-    __slots__ = ("_beyond", "_hasher", "_head_end", "_long_texts", "_state", "size", "text")
+    __slots__ = ("_hasher", "_long_texts", "_open", "_state", "size", "text")
 
     def __init__(
         self,
@@ -103,8 +103,7 @@ class UnitHash:
         self._hasher = hasher
         self._long_texts = long_texts
         self._state = hasher.start(b"U", previous, before_parts(role, name, call_id))
-        self._head_end = 0  # the size at which the head of the open text is full; 0: no text is open
-        self._beyond: blake3 | None = None  # hash of what the open text has beyond its head
+        self._open: OpenText | None = None  # the text that may go on
         self.size = UNIT_OVERHEAD_BYTES
         self.text: str | None = ""  # the longest that it was shown, to count tokens by; None where it holds media
 
@@ -114,10 +113,9 @@ class UnitHash:
 
     def begin_text(self) -> None:
         """The next `add_text` begins a text part of its own."""
-        if self._head_end:
-            self._state.update(text_end(self._beyond))
-            self._head_end = 0
-            self._beyond = None
+        if self._open is not None:
+            self._state.update(text_part(self._open.digest()))
+            self._open = None
 
     def add_text(self, text: str) -> None:
         """More of the open text part, or the start of one. Empty text changes nothing."""
@@ -126,13 +124,12 @@ class UnitHash:
 
     def add_utf8(self, data: bytes) -> None:
         """As `add_text`, with a text's bytes, which must not be empty."""
-        self.size = size = self.size + len(data)
-        if size <= self._head_end:
-            self._state.update(data)
-        elif self._beyond is not None:
-            self._beyond.update(data)
-        else:
-            self._open_or_cross(data)
+        if self._open is None:
+            self._open = self._hasher.open_text()
+            if self._long_texts is not None:
+                self._long_texts.note(self._state, data, self.size)
+        self._open.update(data)
+        self.size += len(data)
 
     def add_part(self, kind: bytes, key: int, size: int) -> None:
         """A part with a key of its own: media, a tool call, a tool's result. `kind` is one byte other than T."""
@@ -144,29 +141,16 @@ class UnitHash:
         twin = object.__new__(UnitHash)
         twin._hasher, twin._state = self._hasher, self._state.copy()
         twin._long_texts = None
-        twin._beyond = None if self._beyond is None else self._beyond.copy()
-        twin._head_end, twin.size, twin.text = self._head_end, self.size, ""
+        twin._open = None if self._open is None else self._open.copy()
+        twin.size, twin.text = self.size, ""
         return twin
 
     def key(self) -> int:
-        if not self._head_end:
+        if self._open is None:
             return finished(self._state)
         state = self._state.copy()
-        state.update(text_end(self._beyond))
+        state.update(text_part(self._open.digest()))
         return finished(state)
-
-    def _open_or_cross(self, data: bytes) -> None:
-        before = self.size - len(data)  # `size` already counts `data`
-        start = b""
-        if not self._head_end:
-            start, self._head_end = b"T", before + HEAD_BYTES
-        room = self._head_end - before
-        self._state.update(start + data[:room])
-        if len(data) > room:
-            rest = memoryview(data)[room:]
-            self._beyond = self._hasher.beyond(rest)
-            if self._long_texts is not None:
-                self._long_texts.note(self._state, rest, before + room)
 
 
 class BlockHash:

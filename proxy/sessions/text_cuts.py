@@ -1,15 +1,15 @@
 """Keys inside of long texts, so that a prompt is also known by the start of a message.
 
 A text above 4 KiB is cut there, and from then on wherever it has grown by an eighth, in whole KiB: 25 cuts in 130 KB,
-43 in 1 MB. The key at a cut names the prompt up to there, whatever follows. In a unit's hash a cut is the byte 0xFD and
-a hash of the text beyond its first 4 KiB, in place of what ends the text; UTF-8 never holds 0xFD either.
+43 in 1 MB. The key at a cut names the prompt up to there, whatever follows. In its unit's hash the digest of the text
+up to the cut stands behind the byte 0xFD, not behind `T`, so no shorter text has that key.
 
 What a client may have put into one request only is cut finer: the newest message, and the last one before the newest
 reply, wherever they have grown by 256 bytes or an eighth. The system's text is cut so from 1 KiB on, and more often at
 its end, where many clients put a clock.
 
-A cut costs 3 us, a fine one 1. So they are made only when they are asked for: for a prompt that no session expects, not
-for one that continues its session's newest. Those of a head are made once for all prompts that have it.
+A cut costs a microsecond. So they are made only when they are asked for: for a prompt that no session expects, not for
+one that continues its session's newest. Those of a head are made once for all prompts that have it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from .hasher import END, HEAD_BYTES, USUAL_KEYS, Hasher, encoded, finished
+from .hasher import END, LONG_BYTES, USUAL_KEYS, Hasher, encoded, finished
 from .prefix_chain import UNIT_OVERHEAD_BYTES, Chain
 
 if TYPE_CHECKING:
@@ -33,14 +33,11 @@ if TYPE_CHECKING:
 
     from .hasher import LongUnit
 
-    _LongText: TypeAlias = "tuple[_Hash, bytes | memoryview, int]"
-    """The hash of a unit after the first 4 KiB of a text, what the text has beyond them, and where in the prompt."""
+    _LongText: TypeAlias = "tuple[_Hash, bytes, int]"
+    """The hash of a unit before a text, that text, and where in the prompt it begins."""
 
 Cut = tuple[int, int]
 """A key, and the bytes of the prompt that it names."""
-
-LONG_BYTES = HEAD_BYTES
-"""Longer texts can be cut."""
 
 CUT = b"\xfd"
 RECENT_TEXTS = 4
@@ -63,7 +60,6 @@ _GRAIN = 1024
 _END_GRAIN = 128
 _END_GAPS = 0, 1, 3, 7  # grains from the end of a system's text
 _LONGEST_HEAD = 1 << 20
-_DIGEST_BYTES = 16
 _POINT = struct.Struct("<QI")
 
 
@@ -75,9 +71,9 @@ def grown_offsets(first: int, grain: int, limit: int) -> list[int]:
     return offsets
 
 
-_OFFSETS = [offset - HEAD_BYTES for offset in grown_offsets(HEAD_BYTES, _GRAIN, 1 << 32)]
+_OFFSETS = grown_offsets(LONG_BYTES, _GRAIN, 1 << 32)
 _FINE_OFFSETS = grown_offsets(FINE_BYTES, FINE_BYTES, _LONGEST_HEAD)
-_BELOW_LONG = _FINE_OFFSETS[: bisect_left(_FINE_OFFSETS, HEAD_BYTES)]
+_BELOW_LONG = _FINE_OFFSETS[: bisect_left(_FINE_OFFSETS, LONG_BYTES)]
 _OF_HEADS = _FINE_OFFSETS[bisect_left(_FINE_OFFSETS, LEAST_HEAD_BYTES) :]
 
 
@@ -87,7 +83,7 @@ class UnitText(msgspec.Struct, frozen=True, gc=False):
     previous: int  # the key before the unit, without the head's mask
     role: str
     name: str
-    text: bytes  # of which the first `HEAD_BYTES` count
+    text: bytes  # of which the first `LONG_BYTES` count
     start: int  # bytes of the prompt before the unit
 
 
@@ -110,10 +106,10 @@ class TextCuts:
     def __bool__(self) -> bool:
         return bool(self._texts or self._head or self._reply or self.newest or self.known)
 
-    def note(self, state: _Hash, beyond: memoryview, offset: int) -> None:
-        """state: of a unit's hash after the first 4 KiB of a text. offset: of `beyond` in the unit."""
-        if self.start is not None:
-            self._texts.append((state.copy(), beyond, self.start + offset))
+    def note(self, state: _Hash, text: bytes, offset: int) -> None:
+        """state: of a unit's hash before the text. offset: of the text in the unit."""
+        if self.start is not None and len(text) > LONG_BYTES:
+            self._texts.append((state.copy(), text, self.start + offset))
 
     def note_units(self, units: Sequence[LongUnit]) -> None:
         """They follow what has been noted before them."""
@@ -239,25 +235,24 @@ def _opened(hasher: Hasher, text: _LongText | LongUnit) -> _LongText:
     if len(text) == 3:
         return text
     previous, before, said, start = text
-    state = hasher.start(b"U", previous, before + said[:HEAD_BYTES])
-    return state, memoryview(said)[HEAD_BYTES:], start + UNIT_OVERHEAD_BYTES + HEAD_BYTES
+    return hasher.start(b"U", previous, before), said, start + UNIT_OVERHEAD_BYTES
 
 
-def _cuts(hasher: Hasher, head: _Hash, beyond: bytes | memoryview, start: int) -> list[Cut]:
+def _cuts(hasher: Hasher, before: _Hash, text: bytes, start: int) -> list[Cut]:
     cuts: list[Cut] = []
-    hashed, at = hasher.beyond(b""), 0
-    for offset in _OFFSETS[: bisect_left(_OFFSETS, len(beyond))]:
-        hashed.update(beyond[at:offset])
+    view, hashed, at = memoryview(text), hasher.open_text(), 0
+    for offset in _OFFSETS[: bisect_left(_OFFSETS, len(text))]:
+        hashed.update(view[at:offset])
         at = offset
-        state = head.copy()
-        state.update(CUT + hashed.digest(_DIGEST_BYTES))
+        state = before.copy()
+        state.update(CUT + hashed.digest())
         cuts.append((finished(state), start + offset))
     return cuts
 
 
 def _fine_cuts(hasher: Hasher, of: UnitText) -> list[Cut]:
     """Up to where a text is long."""
-    data = of.text[:HEAD_BYTES]
+    data = of.text[:LONG_BYTES]
     offsets = _BELOW_LONG[: bisect_left(_BELOW_LONG, len(data))]
     if not offsets:
         return []
@@ -272,7 +267,7 @@ def _fine_cuts(hasher: Hasher, of: UnitText) -> list[Cut]:
 
 
 _BLOCK_OFFSETS = grown_offsets(64, 64, 1 << 32)
-FIRST_LONG_BLOCK = bisect_left(_BLOCK_OFFSETS, HEAD_BYTES)
+FIRST_LONG_BLOCK = bisect_left(_BLOCK_OFFSETS, LONG_BYTES)
 """Among the blocks that are kept of a raw prompt, the first that ends where a text would be cut."""
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from ppd.proxy import plane
 from ppd.proxy.errors import ConfigError
-from ppd.proxy.sessions.hasher import KEY_BITS, USUAL_KEYS, Hasher
+from ppd.proxy.sessions.hasher import DIGEST_BYTES, KEY_BITS, USUAL_KEYS, Hasher
+from ppd.proxy.sessions.prefix_chain import UnitHash
 from tests.support.requests import HASHER
 
 
@@ -27,10 +29,28 @@ def test_framing_keeps_strings_apart() -> None:
     assert HASHER.key(b"K", "a") != HASHER.key(b"L", "a")
 
 
-def test_what_lies_beyond_the_head_is_hashed_with_the_secret() -> None:
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_a_text_has_a_digest_by_the_secret(is_fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plane, "IS_FAST", is_fast and plane.IS_FAST)
     secrets = (b"a secret of the proxy", b"a secret of the proxy", b"another secret of it")
-    one, same, other = [Hasher(secret).beyond(b"text").digest() for secret in secrets]
+    one, same, other = [Hasher(secret).digest(b"text") for secret in secrets]
     assert one == same != other
+    assert len(one) == DIGEST_BYTES
+    assert len({Hasher(secrets[0]).digest(text) for text in (b"", b"\0", b"\0\0", bytes(16), bytes(17))}) == 5
+
+
+def test_an_open_text_of_a_machine_without_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plane, "IS_FAST", False)
+    hasher = Hasher(b"a secret of the proxy")
+    first = hasher.open_text()
+    first.update(b"a")
+    second = first.copy()
+    second.update(memoryview(b"b"))
+    assert (first.digest(), first.digest(), second.digest()) == (*[hasher.digest(b"a")] * 2, hasher.digest(b"ab"))
+    told = hasher.text_unit(7, "user", None, None, b"ab")
+    unit = UnitHash(hasher, 7, "user")
+    unit.add_text("ab")
+    assert told == unit.key() != hasher.text_unit(7, "user", None, None, b"a")
 
 
 def test_a_value_is_brought_into_form_once_and_known_by_what_it_comes_to() -> None:

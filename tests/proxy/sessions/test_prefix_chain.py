@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Iterable
-from itertools import count, pairwise
+from itertools import pairwise
 from random import Random
 from typing import AnyStr
 
@@ -12,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppd.proxy.sessions.hasher import BEYOND, END, HEAD_BYTES
+from ppd.proxy.sessions.hasher import END, LONG_BYTES
+from ppd.proxy.sessions.hasher import TEXT as MARK
 from ppd.proxy.sessions.prefix_chain import BlockHash, Chain, PrefixEnd, UnitHash
 from tests.support.requests import HASHER
 
@@ -79,18 +79,16 @@ def test_a_copy_of_a_unit_grows_by_itself() -> None:
     assert (first.key(), second.key()) == (unit("a"), unit("ab"))
 
 
-# -- texts longer than their head, which two hashes share
+# -- long texts, and what comes after them
 
 MEDIA = 12345  # the key of a part that is not text
 TEXT = bytes(Random(0).choices(range(32, 127), k=100_000))
-HEAD = TEXT[:HEAD_BYTES]
-SIZES = (0, 1, HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 1, 2 * HEAD_BYTES, len(TEXT))
+SIZES = (0, 1, 15, 16, 17, 255, 256, 257, LONG_BYTES, LONG_BYTES + 1, len(TEXT))
 CUTS = {
     "whole": (),
-    "at the border": (HEAD_BYTES,),
-    "byte by byte at the border": range(HEAD_BYTES - 3, HEAD_BYTES + 4),
-    "byte by byte at the start": range(5),
-    "in small pieces": range(0, 2 * HEAD_BYTES, 7),
+    "byte by byte at the start": range(40),
+    "in small pieces": range(0, 2 * LONG_BYTES, 7),
+    "in blocks": range(0, LONG_BYTES, 16),
     "in random pieces": Random(1).sample(range(len(TEXT)), 50),
 }
 FOLLOWED: dict[str, bytes | int | None] = {"nothing": None, "text": b"hi", "long text": TEXT[5:9000], "media": MEDIA}
@@ -125,43 +123,28 @@ def test_a_long_text_has_the_same_key_however_it_was_cut(size: int, at: str, fol
         assert streamed.key() == in_one_go(text)
 
 
-@given(st.integers(HEAD_BYTES - 12, HEAD_BYTES), st.text(), st.lists(st.integers(HEAD_BYTES - 12, HEAD_BYTES + 20)))
-def test_a_head_may_end_inside_a_character(plain: int, text: str, at: list[int]) -> None:
-    long = TEXT[:plain].decode() + text
-    streamed = UnitHash(HASHER, 7, "user")
-    for piece in cut(long, at):
-        streamed.add_text(piece)
-    assert streamed.key() == in_one_go(long.encode("utf-8", "surrogatepass")) == unit(long, previous=7)
-
-
 def test_every_byte_of_a_long_text_and_every_end_of_it_count() -> None:
     texts = [TEXT[:size] for size in (*SIZES[1:], 9000, 9001)]
-    for changed in (0, HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 1, 5000, 8999):
+    for changed in (0, 15, 16, 255, 256, 5000, 8999):
         texts.append(TEXT[:changed] + b"\n" + TEXT[changed + 1 : 9000])
     units = [(text, then) for text in texts for then in FOLLOWED.values()]
     assert len({in_one_go(text) for text in texts}) == len(texts)
     assert len({unit_of(*parts).key() for parts in units}) == len(units)
 
 
-@pytest.mark.parametrize("start", [END + b"T", b"T"], ids=["no mark", "a mark like the end"])
-def test_nothing_else_reads_like_a_long_text(start: bytes) -> None:
-    # A digest that would read as the start of another text, with or without the end of the head before it.
-    tails = ((b"%d" % number, HASHER.beyond(b"%d" % number).digest()) for number in count())
-    begun = ((tail, digest) for tail, digest in tails if digest.startswith(start))
-    tail, digest = next((tail, digest) for tail, digest in begun if END not in digest[len(start) :])
-    others: list[tuple[bytes, ...]] = [
-        (HEAD, digest[len(start) :]),
-        (HEAD, tail),
-        (HEAD, digest),
-        (HEAD + digest,),
-        (HEAD + BEYOND + digest,),
-        (HEAD + BEYOND + digest + END,),
-        (HEAD, BEYOND + digest),
-        (HEAD,),
-        (tail, HEAD),
+def test_nothing_else_reads_like_a_text() -> None:
+    digest = HASHER.digest(TEXT)
+    others: list[tuple[bytes | int, ...]] = [
+        (digest,),
+        (MARK + digest,),
+        (END + MARK + digest,),
+        (TEXT, b""),
+        (TEXT, TEXT),
+        (int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")),
     ]
-    assert unit_of(HEAD + tail).key() == in_one_go(HEAD + tail)
-    assert in_one_go(HEAD + tail) not in {unit_of(*parts).key() for parts in others}
+    told = [unit_of(*parts).key() for parts in others]
+    assert told.count(in_one_go(TEXT)) == 1, "an empty text leaves no trace"
+    assert told.index(in_one_go(TEXT)) == 3
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -186,20 +169,6 @@ def test_the_key_in_the_middle_of_a_long_text_is_that_of_its_start(size: int) ->
     assert growing.key() == growing.key() == in_one_go(TEXT[:size])
     growing.add_utf8(b"more")
     assert growing.key() == in_one_go(TEXT[:size] + b"more")
-
-
-def test_only_a_text_beyond_its_head_holds_the_larger_hash() -> None:
-    def held_bytes(*parts: bytes | int) -> float:
-        tracemalloc.start()
-        try:
-            units = [unit_of(*parts) for _ in range(100)]
-            return tracemalloc.get_traced_memory()[0] / len(units)
-        finally:
-            tracemalloc.stop()
-
-    assert held_bytes(HEAD) < 500
-    assert held_bytes(HEAD + b"x", MEDIA) < 500, "given up when the text ends"
-    assert held_bytes(HEAD + b"x") > 1500
 
 
 # -- prompts in blocks

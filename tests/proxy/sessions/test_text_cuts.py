@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from ppd.proxy.openai.request import Endpoint
+from ppd.proxy.sessions.hasher import LONG_BYTES
 from ppd.proxy.sessions.prefix_chain import UNIT_OVERHEAD_BYTES
-from ppd.proxy.sessions.text_cuts import LONG_BYTES, cuts_of, grown_offsets, kept_blocks
+from ppd.proxy.sessions.text_cuts import cuts_of, grown_offsets, kept_blocks
 from tests.support.requests import COMPLETIONS, MESSAGES, RESPONSES, assistant, parse, text, user
 
 LONG = "".join(f"{number:7} " for number in range(4000))  # 32,000 bytes
@@ -43,6 +44,13 @@ def test_a_cut_names_all_before_it_and_nothing_after_it(kept: int) -> None:
     before = UNIT_OVERHEAD_BYTES * 2 + 1
     assert [end for key, end in whole if key in common] == [end for _, end in whole if end - before <= kept]
     assert common.isdisjoint(key for key, _ in cuts(user("b"), user(LONG)))
+
+
+@pytest.mark.parametrize("kept", [4096, 5120, 256])
+def test_a_text_that_ends_where_another_is_cut_has_another_key(kept: int) -> None:
+    shorter = parse(Endpoint.CHAT, [user(LONG[:kept])]).prompt.chain
+    assert shorter.ends[-1] in [end for _, end in cuts(user(LONG))]
+    assert shorter.keys[-1] not in [key for key, _ in cuts(user(LONG))]
 
 
 def test_cuts_are_the_same_however_the_text_is_written() -> None:

@@ -5,6 +5,7 @@ SHA-256 over what that comes to and over what comes before it."""
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint64_t
+from libc.string cimport memcpy
 
 from .body_parts cimport PlainMessage
 
@@ -34,6 +35,7 @@ cdef enum:
     DIGEST_BYTES = 16
 
 cdef tuple NOTHING = ((), (), (), b"", ())
+cdef bytes UNIT = b"UT"
 
 
 cdef class TextDigest
@@ -125,6 +127,35 @@ cdef class TextHash:
         the digest of the text."""
         return self._key(previous, before, text)
 
+    def cuts(
+        self,
+        bytes domain not None,
+        uint64_t previous,
+        bytes before not None,
+        bytes text not None,
+        list offsets not None,
+    ):
+        """Keys of the beginnings of a text, in order: as `key` hashes them, behind another letter and another mark.
+
+        domain: the letter in place of `U`, and the mark in place of `T`. offsets: where they end, rising.
+        """
+        cdef polyval_t state
+        cdef const char *start = PyBytes_AS_STRING(text)
+        cdef Py_ssize_t at = 0, offset
+        cdef unsigned char digest[DIGEST_BYTES]
+        cdef list keys = []
+        if PyBytes_GET_SIZE(domain) != 2:
+            raise ValueError("a letter and a mark")
+        polyval_start(&state)
+        for offset in offsets:
+            if not at <= offset <= PyBytes_GET_SIZE(text):
+                raise ValueError("offsets rise, and lie in the text")
+            polyval_add(&self._point._point, &state, start + at, offset - at)
+            at = offset
+            polyval_end(&self._point._point, &state, digest)
+            keys.append(self._hashed(domain, previous, before, digest))
+        return keys
+
     def run(self, list messages not None, Py_ssize_t at, uint64_t previous, Py_ssize_t size, Py_ssize_t around):
         """Of the messages from `at` on, as far as each is one text by one of the roles: keys, each chained to the one
         before it, what the prompt then measures, the texts, and the first letters of the roles. At last the texts of more
@@ -164,15 +195,19 @@ cdef class TextHash:
         return before if PyBytes_GET_SIZE(message.utf8) else None
 
     cdef uint64_t _key(self, uint64_t previous, bytes before, bytes text) noexcept:
+        cdef unsigned char digest[DIGEST_BYTES]
+        self._point.digest(text, digest)
+        return self._hashed(UNIT, previous, before, digest)
+
+    cdef uint64_t _hashed(self, bytes domain, uint64_t previous, bytes before, const unsigned char *digest) noexcept:
         cdef sha256_t hash = self._root
         cdef unsigned char start[9]
         cdef unsigned char end[1 + DIGEST_BYTES]
         cdef int place
-        start[0] = c"U"
+        start[0], end[0] = PyBytes_AS_STRING(domain)[0], PyBytes_AS_STRING(domain)[1]
         for place in range(8):
             start[place + 1] = previous >> (8 * place) & 0xFF
-        end[0] = c"T"
-        self._point.digest(text, end + 1)
+        memcpy(end + 1, digest, DIGEST_BYTES)
         sha256_add(&hash, start, 9)
         sha256_add(&hash, PyBytes_AS_STRING(before), PyBytes_GET_SIZE(before))
         sha256_add(&hash, end, 1 + DIGEST_BYTES)

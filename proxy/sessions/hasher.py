@@ -40,6 +40,7 @@ DIGEST_BYTES = 16  # of a text
 _POINT_CONTEXT = b"ppd-router 2026-11-30 proxy.sessions.hasher: the point at which texts are evaluated"
 END = b"\xff"
 TEXT = b"T"  # before a text's digest
+CUT = b"\xfd"  # before that of its beginning; UTF-8 never holds it
 _ROLES = {role: role.encode() + 3 * END for role in ("system", "user", "assistant", "tool", "developer")}
 _IN_RUNS = {role: before for role, before in _ROLES.items() if role != "system"}  # not every text of it counts
 
@@ -183,6 +184,22 @@ class Hasher:
         if self._texts is not None:
             return self._texts.key(previous, before, text)
         return finished(self.start(b"U", previous, before + text_part(self.digest(text))))
+
+    def cuts(self, domain: bytes, previous: int, before: bytes, text: bytes, offsets: list[int]) -> list[int]:
+        """Keys of the beginnings of a text that end at these offsets, which rise."""
+        if self._texts is not None:
+            return self._texts.cuts(domain + CUT, previous, before, text, offsets)
+        return self.cuts_after(self.start(domain, previous, before), text, offsets)
+
+    def cuts_after(self, state: _Hash, text: bytes, offsets: list[int]) -> list[int]:
+        """The same after what a running hash has taken."""
+        keys, opened, at, view = list[int](), self.open_text(), 0, memoryview(text)
+        for offset in offsets:
+            opened.update(view[at:offset])
+            at, cut = offset, state.copy()
+            cut.update(CUT + opened.digest())
+            keys.append(finished(cut))
+        return keys
 
 
 def finished(state: _Hash) -> int:

@@ -8,8 +8,8 @@ What a client may have put into one request only is cut finer: the newest messag
 reply, wherever they have grown by 256 bytes or an eighth. The system's text is cut so from 1 KiB on, and more often at
 its end, where many clients put a clock.
 
-A cut costs a microsecond. So they are made only when they are asked for: for a prompt that no session expects, not for
-one that continues its session's newest. Those of a head are made once for all prompts that have it.
+Cuts are made only when they are asked for: for a prompt that no session expects, not for one that continues its
+session's newest. Those of a head are made once for all prompts that have it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from .hasher import END, LONG_BYTES, USUAL_KEYS, Hasher, encoded, finished
+from .hasher import END, LONG_BYTES, USUAL_KEYS, Hasher, before_parts, encoded, finished
 from .prefix_chain import UNIT_OVERHEAD_BYTES, Chain
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 Cut = tuple[int, int]
 """A key, and the bytes of the prompt that it names."""
 
-CUT = b"\xfd"
 RECENT_TEXTS = 4
 """How many of a prompt's long texts are cut beside the first: later requests differ in the newest messages."""
 
@@ -134,7 +133,7 @@ class TextCuts:
             known = [] if self._head is None else self._head.points(hasher)
             if self._reply is not None and (alone := reply_alone(hasher, *self._reply[:2])):
                 known.append((alone, self._reply[2]))
-            found = [cut for text in (*first, *recent) for cut in _cuts(hasher, *_opened(hasher, text))]
+            found = [cut for text in (*first, *recent) for cut in _cuts(hasher, text)]
             if self.newest:
                 found += [cut for text in self.newest for cut in _fine_cuts(hasher, text)]
                 found.sort(key=itemgetter(1))
@@ -231,39 +230,25 @@ def cuts_of(chain: Chain) -> Sequence[Cut]:
     return () if chain.long_texts is None else chain.long_texts.cuts(chain.hasher)
 
 
-def _opened(hasher: Hasher, text: _LongText | LongUnit) -> _LongText:
-    if len(text) == 3:
-        return text
-    previous, before, said, start = text
-    return hasher.start(b"U", previous, before), said, start + UNIT_OVERHEAD_BYTES
-
-
-def _cuts(hasher: Hasher, before: _Hash, text: bytes, start: int) -> list[Cut]:
-    cuts: list[Cut] = []
-    view, hashed, at = memoryview(text), hasher.open_text(), 0
-    for offset in _OFFSETS[: bisect_left(_OFFSETS, len(text))]:
-        hashed.update(view[at:offset])
-        at = offset
-        state = before.copy()
-        state.update(CUT + hashed.digest())
-        cuts.append((finished(state), start + offset))
-    return cuts
+def _cuts(hasher: Hasher, of: _LongText | LongUnit) -> list[Cut]:
+    if len(of) == 3:
+        state, text, start = of
+        offsets = _OFFSETS[: bisect_left(_OFFSETS, len(text))]
+        keys = hasher.cuts_after(state, text, offsets)
+    else:
+        previous, before, text, start = of
+        start += UNIT_OVERHEAD_BYTES
+        offsets = _OFFSETS[: bisect_left(_OFFSETS, len(text))]
+        keys = hasher.cuts(b"U", previous, before, text, offsets)
+    return [(key, start + offset) for key, offset in zip(keys, offsets, strict=True)]
 
 
 def _fine_cuts(hasher: Hasher, of: UnitText) -> list[Cut]:
     """Up to where a text is long."""
-    data = of.text[:LONG_BYTES]
+    data, start = of.text[:LONG_BYTES], of.start + UNIT_OVERHEAD_BYTES
     offsets = _BELOW_LONG[: bisect_left(_BELOW_LONG, len(data))]
-    if not offsets:
-        return []
-    cuts: list[Cut] = []
-    state, at = hasher.start(b"N", of.previous), 0
-    state.update(b"".join((encoded(of.role), END, encoded(of.name), END)))
-    for offset in offsets:
-        state.update(data[at:offset])
-        at = offset
-        cuts.append((finished(state), of.start + UNIT_OVERHEAD_BYTES + offset))
-    return cuts
+    keys = hasher.cuts(b"N", of.previous, before_parts(of.role, of.name, ""), data, offsets)
+    return [(key, start + offset) for key, offset in zip(keys, offsets, strict=True)]
 
 
 _BLOCK_OFFSETS = grown_offsets(64, 64, 1 << 32)

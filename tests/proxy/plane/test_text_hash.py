@@ -122,6 +122,27 @@ def test_any_parts(previous: int, before: bytes, text: bytes) -> None:
     assert hash_of(60).key(previous, before, text) == whole >> 4
 
 
+def test_the_beginnings_of_a_text_have_keys_behind_their_own_marks() -> None:
+    text, offsets = Random(2).randbytes(900), [0, 5, 5, 16, 255, 899, 900]
+    keys = hash_of().cuts(b"N\xfd", 7, b"user<", text, offsets)
+    for key, offset in zip(keys, offsets, strict=True):
+        whole = SECRET + b"N" + (7).to_bytes(8, "little") + b"user<\xfd" + digest(text[:offset])
+        assert key == int.from_bytes(hashlib.sha256(whole).digest()[:8], "little")
+    assert hash_of().cuts(b"N\xfd", 7, b"", text, []) == []
+
+
+@pytest.mark.parametrize("offsets", [[-1], [5, 4], [11], [3, 11]])
+def test_beginnings_that_are_not_in_the_text_are_refused(offsets: list[int]) -> None:
+    with pytest.raises(ValueError, match="rise"):
+        hash_of().cuts(b"N\xfd", 7, b"", b"0123456789", offsets)
+
+
+@pytest.mark.parametrize("domain", [b"", b"N", b"N\xfdx"])
+def test_beginnings_are_hashed_behind_a_letter_and_a_mark(domain: bytes) -> None:
+    with pytest.raises(ValueError, match="a letter and a mark"):
+        hash_of().cuts(domain, 7, b"", b"0123456789", [])
+
+
 @pytest.mark.parametrize("secret", [b"", b"x" * 63, b"x" * 65])
 def test_a_secret_of_another_size_is_refused(secret: bytes) -> None:
     with pytest.raises(ValueError, match="64 bytes"):

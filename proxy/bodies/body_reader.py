@@ -73,26 +73,23 @@ class BodyReader:
     async def turn(self, endpoint: Endpoint, headers: Mapping[str, str], client: Client, body: Body) -> Request:
         """RequestError (400) for an invalid body."""
         config = self._config
+        if endpoint is Endpoint.CHAT and isinstance(body, bytes) and len(body) <= LARGE_BYTES:
+            most, rules = min(_INTRICATE, config.request_units_limit), self._rules(client)
+            request = self._frames.request(body, headers, rules, most=most, depth_limit=config.json_depth_limit)
+            if request is not None:
+                return self._named(request, client)
         most = _INTRICATE_ITEMS if endpoint is Endpoint.RESPONSES else _INTRICATE
         if isinstance(body, bytes) and (looked := look(body))[0] <= most:
             weighs, depth = looked
             units_limit, depth_limit = config.request_units_limit, config.json_depth_limit
-            rules = ReadingRules(
-                hasher=self._hasher,
-                tenant=client.tenant,
-                session_key=config.session_key,
+            rules = self._rules(
+                client,
                 depth_limit=None if depth <= depth_limit else depth_limit,
                 units_limit=None if weighs <= units_limit else units_limit,
-                salted=None if client.scope is None else client.scope.salt,
-                aliases=self._aliases(),
-                templates=self._templates(),
             )
-            is_usual = endpoint is Endpoint.CHAT and depth <= depth_limit and weighs <= units_limit
-            request = self._frames.request(body, headers, rules) if is_usual else None
-            if request is None:
-                request = parse_request(endpoint, body, headers, rules)
-                self._frames.add(body, request, rules)
-            return with_named_media(request, client.tenant, config.media_limit) if request.has_media else request
+            request = parse_request(endpoint, body, headers, rules)
+            self._frames.add(body, request, rules)
+            return self._named(request, client)
         how = ReadTurn(
             endpoint=endpoint,
             headers=dict(headers),
@@ -109,6 +106,21 @@ class BodyReader:
         shared = SharedBytes.of([body]) if isinstance(body, bytes) else body
         answer, new = await self._helper.ask("turn", msgspec.msgpack.encode(how), shared)
         return self._request(how, _read(_TURN, answer), shared.view(), b"" if new is None else new.view())
+
+    def _rules(self, client: Client, depth_limit: int | None = None, units_limit: int | None = None) -> ReadingRules:
+        return ReadingRules(
+            hasher=self._hasher,
+            tenant=client.tenant,
+            session_key=self._config.session_key,
+            depth_limit=depth_limit,
+            units_limit=units_limit,
+            salted=None if client.scope is None else client.scope.salt,
+            aliases=self._aliases(),
+            templates=self._templates(),
+        )
+
+    def _named(self, request: Request, client: Client) -> Request:
+        return with_named_media(request, client.tenant, self._config.media_limit) if request.has_media else request
 
     def _request(self, how: ReadTurn, found: TurnBody, body: memoryview, new: bytes | memoryview) -> Request:
         view = memoryview(new)

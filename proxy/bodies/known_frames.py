@@ -3,11 +3,16 @@
 The bytes before and behind the messages are compared with those of a body that was decoded as a whole. So a body that
 is found here is the same JSON with other messages, and those are read as in any other chat. Only short frames are kept,
 and none with a member that templates render.
+
+Messages that are one text each are read where they are found, so a body of nothing else is gone through twice: to find
+where its messages end, and to read them. How much is in it and how deep it is nested is asked only where one is not.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -15,7 +20,8 @@ from msgspec.structs import replace
 from .. import plane
 from ..config import SessionKey
 from ..errors import UNREADABLE, RequestError
-from ..openai.body_members import SHORT_BYTES, Members
+from ..openai.body_members import SHORT_BYTES, Members, Places
+from ..openai.prompt_shapes import decode_others
 from ..openai.prompts import PromptReader
 from ..openai.request import RENDERED, Endpoint, ReadingRules, Request, label_of, read_short, scope_of
 from ..sessions.prefix_chain import Chain
@@ -36,6 +42,18 @@ class _Frame(msgspec.Struct, frozen=True):
     request: Request  # without its messages
     scope: int
     head: Head
+    places: Places  # of its members, in the body that it was learned of
+    end: int  # of the messages there
+
+    def places_in(self, body: bytes, end: int) -> Places | None:
+        """Where the members lie in a body whose messages end there; None for a short one, which is encoded anew."""
+        if len(body) <= SHORT_BYTES:
+            return None
+        own, more = self.end, end - self.end
+        return {
+            name: (begins if begins < own else begins + more, ends if ends < own else ends + more)
+            for name, (begins, ends) in self.places.items()
+        }
 
 
 class KnownFrames:
@@ -50,8 +68,19 @@ class KnownFrames:
     def __len__(self) -> int:
         return len(self._known)
 
-    def request(self, body: bytes, headers: Mapping[str, str], rules: ReadingRules) -> Request | None:
-        """What `parse_request` makes of a chat; None where it must be asked, for errors too."""
+    def request(
+        self,
+        body: bytes,
+        headers: Mapping[str, str],
+        rules: ReadingRules,
+        *,
+        most: int = sys.maxsize,
+        depth_limit: int = sys.maxsize,
+    ) -> Request | None:
+        """What `parse_request` makes of a chat; None where it must be asked, for errors too.
+
+        most: a body that weighs more is left to it (`plane.bones`), and so is one that is nested deeper than the limit.
+        """
         if rules.aliases is not self._aliases or rules.templates is not self._templates:
             self._known.clear()
             self._aliases, self._templates = rules.aliases, rules.templates
@@ -60,14 +89,17 @@ class KnownFrames:
         if place is None or frame is None:
             return None
         known, raw = frame.request, msgspec.Raw(memoryview(body)[place[0] : place[1]])
+        found = plane.messages(raw, most - FRAME_BYTES)
+        if found is None or (found[1] and not _decoded(body, raw, *found, most, depth_limit)):
+            return None
         reader = PromptReader(rules.hasher, known.template)
         try:
-            chain = reader.chat(frame.head, raw, prefills=False)
+            chain = reader.chat(frame.head, found[0], prefills=False)
             named = session_name(headers, known.fields, read_short, None)
         except (RequestError, *UNREADABLE):
             return None
         label = label_of(rules.hasher, frame.scope, named) if named else None
-        fields = Members(known.fields, body)
+        fields = Members(known.fields, body, frame.places_in(body, place[1]))
         fields[_MEMBER] = raw
         return replace(
             known,
@@ -100,14 +132,22 @@ class KnownFrames:
         others = {member: msgspec.Raw(b"" if member == _MEMBER else bytes(raw)) for member, raw in fields.items()}
         prompt = replace(request.prompt, chain=Chain((0,), (0,), rules.hasher), label=None)
         known = replace(request, fields=others, prompt=prompt)
-        self._known[name] = _Frame(known, scope, head)
+        places = {member: (begins, end) for member, begins, _, end in members}
+        self._known[name] = _Frame(known, scope, head, places, place[1])
+
+
+def _decoded(
+    body: bytes, raw: msgspec.Raw, messages: list[Any], others: list[int], most: int, depth_limit: int
+) -> bool:
+    """Decodes the messages that are not one text, at those places, unless there is too much in the body."""
+    depth, _, weighs = plane.bones(body)
+    return weighs <= most and depth <= depth_limit and decode_others(messages, others, raw)
 
 
 def _place(body: bytes) -> tuple[int, int] | None:
     """Where the messages begin and end; None where the frame around them is long."""
-    size = len(body)
-    place = plane.member(body, _NAMED) if size <= SHORT_BYTES and plane.IS_BUILT else None
-    return None if place is None or place[0] + size - place[1] > FRAME_BYTES else place
+    place = plane.member(body, _NAMED) if plane.IS_BUILT else None
+    return None if place is None or place[0] + len(body) - place[1] > FRAME_BYTES else place
 
 
 def _name(body: bytes, place: tuple[int, int], rules: ReadingRules) -> _Name:

@@ -83,12 +83,12 @@ def read(decoder: Decoder[T], raw: msgspec.Raw, name: str) -> T:
 def read_messages(raw: msgspec.Raw) -> list[Message]:
     """The messages of a chat; those that are one text and nothing else by compiled code, if there is any."""
     found = plane.messages(raw) if plane.IS_BUILT else None
-    if found is None or not _are_read(found[0], found[1], raw):
+    if found is None or not decode_others(found[0], found[1], raw):
         return [*read(MESSAGES, raw, "messages")]
     return found[0]
 
 
-def _are_read(messages: list[Any], others: list[int], raw: msgspec.Raw) -> bool:
+def decode_others(messages: list[Any], others: list[int], raw: msgspec.Raw) -> bool:
     """Decodes the messages at those places. Whatever is wrong with one is told by the way that decodes all of them."""
     view = memoryview(raw)
     try:

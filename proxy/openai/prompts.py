@@ -49,7 +49,6 @@ from .prompt_shapes import (
     only_text,
     part_text,
     read,
-    read_messages,
     string,
     texts,
 )
@@ -123,12 +122,12 @@ class PromptReader:
             system = head.marks(has_system=has_system).system
             self._cuts.note_head(keys, ends, system, self._system_texts)
 
-    def chat(self, head: Head, raw: msgspec.Raw, *, prefills: bool, system: msgspec.Raw | None = None) -> Chain:
+    def chat(self, head: Head, messages: list[Message], *, prefills: bool, system: msgspec.Raw | None = None) -> Chain:
         """`messages` of chat completions and of Anthropic's Messages, whose `system` is beside them.
 
-        prefills: a last message by the assistant starts the reply, and the client will echo both as one message.
+        messages: the list is used up. prefills: a last one by the assistant starts the reply, and the client will echo
+        both as one message.
         """
-        messages = read_messages(raw)
         if not messages:
             raise RequestError("messages: must not be empty", param="messages")
         last = messages[-1]

@@ -26,7 +26,7 @@ from ..sessions.session_name import session_name
 from ..sessions.templates import NO_TEMPLATES, PLAIN, Template, Templates
 from . import body_members
 from .body_members import given, required
-from .prompt_shapes import first_user_text, read
+from .prompt_shapes import first_user_text, read, read_messages
 from .prompts import PromptReader
 from .units import DEPTH_LIMIT, UNITS_LIMIT, check_depth, check_units
 
@@ -275,7 +275,7 @@ def _chain(endpoint: Endpoint, fields: Fields, values: Values, reader: PromptRea
         return reader.responses(head, required(fields, "input"), fields.get("instructions"), stored), 1
     system = fields.get("system") if endpoint is Endpoint.MESSAGES else None
     prefills = endpoint is Endpoint.MESSAGES or bool(values.get("continue_final_message"))
-    return reader.chat(head, required(fields, "messages"), prefills=prefills, system=system), 1
+    return reader.chat(head, read_messages(required(fields, "messages")), prefills=prefills, system=system), 1
 
 
 def _opener(endpoint: Endpoint, fields: Fields) -> str | None:

@@ -22,6 +22,7 @@ cdef extern from "Python.h":
     int resize_bytes "_PyBytes_Resize"(PyObject **, Py_ssize_t) except -1
     char *start_of "PyBytes_AS_STRING"(PyObject *)
     void Py_DECREF(PyObject *)
+    Py_ssize_t PY_SSIZE_T_MAX
 
 cdef enum:
     MOST_MEMBERS = 256  # of a body; no client library sends more
@@ -104,22 +105,24 @@ def member(bytes body not None, bytes wanted not None):
     return None
 
 
-def messages(data):
+def messages(data, Py_ssize_t most=PY_SSIZE_T_MAX):
     """The messages of a chat, as any buffer of bytes: a `PlainMessage`, or where another message begins and ends.
 
     Beside them the places of those others in the list. None where it is no list of objects. The others are whole if
     they are valid, which nobody has looked at.
+
+    most: None too where the plain messages weigh more, as `bones` weighs them. Others are not weighed.
     """
     cdef Py_buffer view
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
-        return listed(<json_t>view.buf, view.len)
+        return listed(<json_t>view.buf, view.len, most)
     finally:
         PyBuffer_Release(&view)
 
 
-cdef tuple listed(json_t data, Py_ssize_t size):
-    cdef Py_ssize_t at = json_space_end(data, 0, size), end
+cdef tuple listed(json_t data, Py_ssize_t size, Py_ssize_t most):
+    cdef Py_ssize_t at = json_space_end(data, 0, size), end, weight = 2  # the list, and what is around it
     cdef list found = [], others = []
     cdef PlainMessage message
     if at >= size or data[at] != c"[":
@@ -129,7 +132,10 @@ cdef tuple listed(json_t data, Py_ssize_t size):
         return (found, others) if json_space_end(data, at + 1, size) == size else None
     while at < size and data[at] == c"{":
         message = PlainMessage.__new__(PlainMessage)
-        end = read_plain(message, data, at, size)
+        weight += 1  # the comma before it, or none
+        end = read_plain(message, data, at, size, &weight)
+        if weight > most:
+            return None
         if end >= 0:
             found.append(message)
         else:
@@ -147,12 +153,18 @@ cdef tuple listed(json_t data, Py_ssize_t size):
     return None
 
 
-cdef Py_ssize_t read_plain(PlainMessage message, json_t data, Py_ssize_t at, Py_ssize_t size) except -2:
-    """Where the object at `at` ends; -1 if it is no plain message. A member that is null is as good as none."""
+cdef Py_ssize_t read_plain(
+    PlainMessage message, json_t data, Py_ssize_t at, Py_ssize_t size, Py_ssize_t *weight
+) except -2:
+    """Where the object at `at` ends; -1 if it is no plain message. A member that is null is as good as none.
+
+    Adds what it weighs.
+    """
     cdef String name, role, content, author, call
     role.end = content.end = author.end = call.end = 0
     cdef String *member
     while True:
+        weight[0] += 1  # the brace or comma before a member
         at = named(data, json_space_end(data, at + 1, size), size, &name)
         if at < 0:
             return -1
@@ -175,6 +187,7 @@ cdef Py_ssize_t read_plain(PlainMessage message, json_t data, Py_ssize_t at, Py_
             at = string(data, at, size, member)
             if at < 0:
                 return -1
+            weight[0] += member.escapes
         at = json_space_end(data, at, size)
         if at < size and data[at] == c"}":
             break

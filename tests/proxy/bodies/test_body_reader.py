@@ -22,7 +22,7 @@ from ppd.proxy.openai.answer import AnswerObserver
 from ppd.proxy.openai.prompt_list import prompt_list
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
-from ppd.proxy.sessions.templates import Templates
+from ppd.proxy.sessions.templates import NO_TEMPLATES, Templates
 from ppd.proxy.sessions.text_cuts import cuts_of
 from ppd.proxy.sessions.text_kinds import kind_of
 from tests.support.requests import CHAT, COMPLETIONS, HASHER, MESSAGES, RESPONSES, USER
@@ -202,6 +202,33 @@ async def test_bodies_that_are_large_or_intricate_go_to_the_helper() -> None:
             await some.turn(CHAT, {}, ANYBODY, start + more)
         with pytest.raises(AssertionError):
             await some.forwarded("application/json", start + more, ANYBODY, "/pooling")
+
+
+async def test_a_chat_whose_frame_is_known_has_the_same_limits() -> None:
+    class Refusing(InThisProcess):
+        async def ask(self, name: str, arguments: bytes, shared: SharedBytes) -> tuple[bytes, SharedBytes | None]:
+            raise AssertionError(name)
+
+    def chat(*messages: object) -> bytes:
+        return json.dumps({"model": "m", "messages": messages}).encode()
+
+    def reads(**settings: Any) -> BodyReader:
+        return BodyReader(ProxyConfig(**settings), HASHER, lambda: ALIASES, Refusing(), lambda: NO_TEMPLATES)
+
+    nested = {**USER, "content": [{"type": "text", "text": "a", "x": [[1]]}]}
+    some, few, flat = reads(), reads(request_units_limit=200), reads(json_depth_limit=5)
+    for one in (some, few, flat):
+        for _ in range(2):
+            await one.turn(CHAT, {}, ANYBODY, chat(USER))
+        assert len(one._frames) == 1
+    for many in ([USER] * 8000, [{**USER, "content": "\n" * 30_000}], [{**USER, "content": "x" * LARGE_BYTES}]):
+        with pytest.raises(AssertionError, match="turn"):
+            await some.turn(CHAT, {}, ANYBODY, chat(*many))
+    await few.turn(CHAT, {}, ANYBODY, chat(*[USER] * 200))
+    with pytest.raises(RequestError, match="at most 200 are allowed"):
+        await few.turn(CHAT, {}, ANYBODY, chat(*[USER] * 201))
+    with pytest.raises(RequestError, match="nested deeper than 5 levels"):
+        await flat.turn(CHAT, {}, ANYBODY, chat(USER, nested))
 
 
 @pytest.mark.parametrize(("endpoint", "member", "is_here"), [(CHAT, "messages", True), (RESPONSES, "input", False)])

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from ppd.proxy.bodies.known_frames import FRAME_BYTES, MOST_FRAMES, KnownFrames
 from ppd.proxy.config import SessionKey
 from ppd.proxy.connectors import plain_leg
 from ppd.proxy.errors import RequestError
-from ppd.proxy.openai.body_members import SHORT_BYTES
+from ppd.proxy.openai.body_members import SHORT_BYTES, Edited, Members, located, spliced
 from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, label_of, parse_request, scope_of
 from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.templates import Templates
@@ -59,6 +60,7 @@ def shown(request: Request) -> tuple[object, ...]:
         {name: getattr(request, name) for name in request.__struct_fields__ if name not in ("fields", "prompt")},
         {name: getattr(request.prompt, name) for name in request.prompt.__struct_fields__ if name != "chain"},
         plain_leg(request.endpoint, request.fields, "id").body,
+        b"".join(spliced(edited := Edited.of(request.fields, {"stream": msgspec.Raw(b"false")}), edited.original)),
     )
 
 
@@ -81,7 +83,8 @@ MEMBERS = st.fixed_dictionaries(
     },
 )
 PART = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-TEXTS = st.text(max_size=20) | st.sampled_from(["x" * 300, '"', "\\", "]}", "}, {"])
+LONG = "xy\n" * (SHORT_BYTES // 4)  # written with escapes, it is longer than a short body
+TEXTS = st.text(max_size=20) | st.sampled_from(["x" * 300, LONG, '"', "\\", "]}", "}, {"])
 CONTENTS = TEXTS | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": TEXTS}) | st.just(PART), max_size=2)
 CHATS = st.lists(
     st.fixed_dictionaries(
@@ -139,7 +142,6 @@ def test_a_body_that_is_cut_anywhere_is_left_to_reading_all_of_it() -> None:
         chat(USER, chat_template_kwargs={"enable_thinking": False}),
         chat(USER, REPLY, continue_final_message=True),
         chat(USER, user="x" * FRAME_BYTES),
-        chat({"role": "user", "content": "x" * SHORT_BYTES}),
         chat(USER)[:-1] + b', "model": "other"}',
         chat(USER)[:-1] + b', "messages": ' + json.dumps([USER, REPLY, USER]).encode() + b"}",
         b'{"m\\u006fdel": "m", "messages": ' + json.dumps([USER]).encode() + b"}",
@@ -147,6 +149,32 @@ def test_a_body_that_is_cut_anywhere_is_left_to_reading_all_of_it() -> None:
 )
 def test_what_is_rendered_long_or_ambiguous_is_read_each_time(body: bytes) -> None:
     assert len(taught(body)) == 0
+
+
+def test_a_long_body_is_found_by_the_frame_of_a_short_one_and_sent_on_without_being_copied() -> None:
+    frames = taught(b'{"stream": true, "messages" : %b, "model": "m"}' % json.dumps([USER]).encode())
+    long = b'{"stream": true, "messages" : %b, "model": "m"}' % json.dumps([USER, {**REPLY, "content": LONG}]).encode()
+    found, located_there = frames.request(long, {}, RULES), located(long, None)
+    assert found is not None and spliced(found.fields, found.fields) == (long,)
+    assert isinstance(found.fields, Members) and located_there is not None
+    assert found.fields.places == located_there.places
+    parts = spliced(Edited.of(found.fields, {"stream": msgspec.Raw(b"false")}), found.fields)
+    assert json.loads(b"".join(parts)) == {**json.loads(long), "stream": False}
+    assert any(isinstance(part, memoryview) and part.obj is long for part in parts)
+
+
+TOOL = {"role": "tool", "content": [{"type": "text", "text": "one"}]}
+
+
+@pytest.mark.parametrize("more", [[], [TOOL]], ids=["texts alone", "and another message"])
+def test_a_body_with_too_much_in_it_is_left_to_reading_all_of_it(more: list[object]) -> None:
+    frames, body = taught(chat(USER)), chat(USER, REPLY, {**USER, "content": "\n" * 50}, *more)
+    depth, _, weighs = plane.bones(body)
+    room = weighs + FRAME_BYTES
+    assert frames.request(body, {}, RULES, most=room, depth_limit=depth) is not None
+    assert frames.request(body, {}, RULES, most=weighs - 1, depth_limit=depth) is None
+    if more:
+        assert frames.request(body, {}, RULES, most=room, depth_limit=depth - 1) is None
 
 
 def test_a_frame_keeps_nothing_of_the_messages() -> None:

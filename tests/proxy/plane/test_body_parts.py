@@ -88,6 +88,16 @@ def test_messages_are_those_that_decoding_finds(
     assert list(map(shown, got or [])) == list(map(shown, expected or []))
 
 
+@given(st.lists(st.fixed_dictionaries({"role": ROLES, "content": TEXTS}), min_size=1, max_size=5), st.booleans())
+def test_plain_messages_are_left_out_where_they_weigh_more(said: list[Any], is_ascii: bool) -> None:
+    raw = written(said, is_ascii, None)
+    told, weighs = plane.messages(raw), plane.bones(raw)[2]
+    assert told is not None
+    if not told[1]:
+        assert plane.messages(raw, weighs + 1) is not None
+        assert plane.messages(raw, weighs - 1) is None
+
+
 @given(
     st.dictionaries(TEXTS, VALUES, max_size=5), st.booleans(), st.sampled_from([None, 1]), st.lists(SPANS, max_size=2)
 )

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppd.proxy.openai.prompt_shapes import read_messages
 from ppd.proxy.openai.prompts import PromptReader
 from ppd.proxy.plane import IS_FAST, TextHash, TextPoint, messages
 from ppd.proxy.sessions.hasher import Hasher, no_text_units
@@ -214,7 +215,7 @@ def test_a_chat_has_the_chain_that_single_steps_give(chat: list[Any], prefills: 
     def read(hasher: Hasher) -> tuple[object, ...]:
         reader = PromptReader(hasher)
         tools = {"tools": msgspec.Raw(b'[{"type": "function"}]')} if len(chat) % 2 else {}
-        chain: Chain = reader.chat(reader.head("", tools), raw, prefills=prefills)
+        chain: Chain = reader.chat(reader.head("", tools), read_messages(raw), prefills=prefills)
         unit = chain.open_unit and (chain.open_unit.key(), chain.open_unit.size)
         return chain.keys, chain.ends, chain.marks, chain.texts, unit, list(cuts_of(chain))
 

@@ -89,7 +89,7 @@ class KnownFrames:
         if place is None or frame is None:
             return None
         known, raw = frame.request, msgspec.Raw(memoryview(body)[place[0] : place[1]])
-        found = plane.messages(raw, most - FRAME_BYTES)
+        found = plane.messages(raw, most - FRAME_BYTES, rules.hasher.point)
         if found is None or (found[1] and not _decoded(body, raw, *found, most, depth_limit)):
             return None
         reader = PromptReader(rules.hasher, known.template)

@@ -80,9 +80,12 @@ def read(decoder: Decoder[T], raw: msgspec.Raw, name: str) -> T:
         raise RequestError(f"{name}: {exc}", param=name) from exc
 
 
-def read_messages(raw: msgspec.Raw) -> list[Message]:
-    """The messages of a chat; those that are one text and nothing else by compiled code, if there is any."""
-    found = plane.messages(raw) if plane.IS_BUILT else None
+def read_messages(raw: msgspec.Raw, point: plane.TextPoint | None = None) -> list[Message]:
+    """The messages of a chat; those that are one text and nothing else by compiled code, if there is any.
+
+    point: by which it hashes their texts (`Hasher.point`).
+    """
+    found = plane.messages(raw, point=point) if plane.IS_BUILT else None
     if found is None or not decode_others(found[0], found[1], raw):
         return [*read(MESSAGES, raw, "messages")]
     return found[0]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 from msgspec.json import Encoder
@@ -55,6 +55,7 @@ from .prompt_shapes import (
 from .units import LIST_LIMIT, check_lists, prompt_bytes, too_many_prompts
 
 if TYPE_CHECKING:
+    from .. import plane
     from .prompt_shapes import Message
 
 MEDIA_BYTES = 4096
@@ -171,15 +172,16 @@ class PromptReader:
         closed, text_units = messages[:-1] if continues else messages, self.hasher.text_units
         while at < len(messages):
             # Nearly all messages of nearly all chats are one text: one step takes all up to the next that is not.
-            found, sizes, said, by, long_ones = text_units(closed, at, keys[-1] ^ mask, size, UNIT_OVERHEAD_BYTES)
+            found, sizes, by, long_ones = text_units(closed, at, keys[-1] ^ mask, size, UNIT_OVERHEAD_BYTES)
             if found:
                 keys += [key ^ mask for key in found] if mask else found
                 ends += sizes
                 roles += by
-                self._newest += said
+                end = at + len(found)
+                self._newest += cast("list[plane.PlainMessage]", closed[max(at, end - SAMPLED_UNITS) : end])
                 if long_ones:
                     self._cuts.note_units(long_ones)
-                at, size = at + len(found), sizes[-1]
+                at, size = end, sizes[-1]
                 if at == len(messages):
                     break
             message, self._cuts.start = messages[at], size

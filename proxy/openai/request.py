@@ -275,7 +275,8 @@ def _chain(endpoint: Endpoint, fields: Fields, values: Values, reader: PromptRea
         return reader.responses(head, required(fields, "input"), fields.get("instructions"), stored), 1
     system = fields.get("system") if endpoint is Endpoint.MESSAGES else None
     prefills = endpoint is Endpoint.MESSAGES or bool(values.get("continue_final_message"))
-    return reader.chat(head, read_messages(required(fields, "messages")), prefills=prefills, system=system), 1
+    messages = read_messages(required(fields, "messages"), reader.hasher.point)
+    return reader.chat(head, messages, prefills=prefills, system=system), 1
 
 
 def _opener(endpoint: Endpoint, fields: Fields) -> str | None:

@@ -10,7 +10,8 @@ try:
     from .http1 import AnswerParser, NotHttp, RequestParser
     from .packed_units import PackedUnits, TokenLine
     from .poller import Poller, SocketTransport
-    from .text_hash import IS_FAST, TextHash, TextPoint
+    from .text_digest import TextPoint
+    from .text_hash import IS_FAST, TextHash
     from .text_lane import TextLane
 except ImportError:  # installed without a C compiler, or not on Linux
     from .uncompiled import AnswerParser, NotHttp, RequestParser  # type: ignore[assignment]

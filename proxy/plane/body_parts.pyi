@@ -2,16 +2,20 @@ from typing import Any
 
 from typing_extensions import Buffer
 
+from .text_digest import TextPoint
+
 class PlainMessage:
     role: str
-    utf8: bytes
     name: str | None
     tool_call_id: str | None
     tool_calls: None
     function_call: None
+    size: int
+    @property
+    def utf8(self) -> bytes: ...
     @property
     def content(self) -> str: ...
 
 def member(body: bytes, wanted: bytes) -> tuple[int, int] | None: ...
 def members(body: bytes) -> list[tuple[str, int, int, int]] | None: ...
-def messages(data: Buffer, most: int = ...) -> tuple[list[Any], list[int]] | None: ...
+def messages(data: Buffer, most: int = ..., point: TextPoint | None = None) -> tuple[list[Any], list[int]] | None: ...

@@ -3,9 +3,12 @@
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.ref cimport PyObject
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeASCII
-from libc.string cimport memcmp
+from libc.string cimport memcmp, memcpy
+
+from .text_digest cimport DIGEST_BYTES, TextPoint
 
 cdef extern from "json_text.h" nogil:
     ctypedef const unsigned char *json_t
@@ -44,15 +47,46 @@ cdef struct Member:
     Py_ssize_t end
 
 
+cdef class Kept:
+    """A buffer that stays where it is as long as a message in it is held."""
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.view)
+
+
 cdef class PlainMessage:
-    """A message that is one text, whose other members are at most a name and the id of the call that it answers."""
+    """A message that is one text, whose other members are at most a name and the id of the call that it answers.
+
+    The text stays where it is in the body until somebody asks for it: of a long chat, most are only hashed.
+    """
 
     tool_calls = None
     function_call = None
 
     @property
+    def utf8(self):
+        cdef PyObject *text
+        if self._utf8 is None:
+            if self._has_escapes:
+                text = new_bytes(NULL, self._written_size)
+                json_unescaped(self._written, self._written_size, <unsigned char *>start_of(text))
+                resize_bytes(&text, self.size)
+                self._utf8 = <bytes>text  # counts once more
+                Py_DECREF(text)
+            else:
+                self._utf8 = PyBytes_FromStringAndSize(<const char *>self._written, self.size)
+        return self._utf8
+
+    @property
     def content(self):
         return self.utf8.decode()
+
+    cdef int digest_by(self, TextPoint point, unsigned char *to) except -1:
+        if self._point is point:
+            memcpy(to, self._digest, DIGEST_BYTES)
+        else:
+            point.digest(PyBytes_AS_STRING(self.utf8), self.size, to)
+        return 0
 
 
 def members(bytes body not None):
@@ -105,23 +139,23 @@ def member(bytes body not None, bytes wanted not None):
     return None
 
 
-def messages(data, Py_ssize_t most=PY_SSIZE_T_MAX):
+def messages(data, Py_ssize_t most=PY_SSIZE_T_MAX, TextPoint point=None):
     """The messages of a chat, as any buffer of bytes: a `PlainMessage`, or where another message begins and ends.
 
     Beside them the places of those others in the list. None where it is no list of objects. The others are whole if
     they are valid, which nobody has looked at.
 
     most: None too where the plain messages weigh more, as `bones` weighs them. Others are not weighed.
+    point: by which their texts are hashed as they are found, while the CPU has them at hand.
     """
-    cdef Py_buffer view
-    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-    try:
-        return listed(<json_t>view.buf, view.len, most)
-    finally:
-        PyBuffer_Release(&view)
+    cdef Kept kept = Kept.__new__(Kept)
+    PyObject_GetBuffer(data, &kept.view, PyBUF_SIMPLE)
+    return listed(kept, most, point)
 
 
-cdef tuple listed(json_t data, Py_ssize_t size, Py_ssize_t most):
+cdef tuple listed(Kept kept, Py_ssize_t most, TextPoint point):
+    cdef json_t data = <json_t>kept.view.buf
+    cdef Py_ssize_t size = kept.view.len
     cdef Py_ssize_t at = json_space_end(data, 0, size), end, weight = 2  # the list, and what is around it
     cdef list found = [], others = []
     cdef PlainMessage message
@@ -133,6 +167,7 @@ cdef tuple listed(json_t data, Py_ssize_t size, Py_ssize_t most):
     while at < size and data[at] == c"{":
         message = PlainMessage.__new__(PlainMessage)
         weight += 1  # the comma before it, or none
+        message._kept, message._point = kept, point
         end = read_plain(message, data, at, size, &weight)
         if weight > most:
             return None
@@ -195,8 +230,7 @@ cdef Py_ssize_t read_plain(
             return -1
     if not role.end or not content.end or not (is_ascii(&role) and is_ascii(&author) and is_ascii(&call)):
         return -1
-    message.utf8 = text_of(data, &content)
-    if message.utf8 is None:
+    if not text_at(message, data, &content):
         return -1
     message.role = role_of(data, &role)
     message.name = ascii_of(data, &author) if author.end else None
@@ -262,19 +296,25 @@ cdef str role_of(json_t data, const String *found):
     return ascii_of(data, found)
 
 
-cdef bytes text_of(json_t data, const String *found):
-    """None where it is not valid."""
-    cdef Py_ssize_t size = found.end - found.start, said
-    if found.kinds & JSON_BEYOND_ASCII and not utf8_is_valid(data + found.start, size):
-        return None
-    if not found.escapes:
-        return PyBytes_FromStringAndSize(<const char *>data + found.start, size)
-    cdef PyObject *text = new_bytes(NULL, size)
-    said = json_unescaped(data + found.start, size, <unsigned char *>start_of(text))
-    if said < 0:
-        Py_DECREF(text)
-        return None
-    resize_bytes(&text, said)
-    owned = <bytes>text  # counts once more
-    Py_DECREF(text)
-    return owned
+cdef bint text_at(PlainMessage message, json_t data, const String *found) except -1:
+    """Whether it is valid. Its message is told where it is, how long it is, and its digest."""
+    cdef json_t start = data + found.start
+    cdef Py_ssize_t size = found.end - found.start
+    cdef unsigned char *said = NULL
+    if found.kinds & JSON_BEYOND_ASCII and not utf8_is_valid(start, size):
+        return False
+    message._written, message._written_size, message._has_escapes = start, size, found.escapes > 0
+    try:
+        if found.escapes:
+            said = <unsigned char *>PyMem_Malloc(size)
+            if said == NULL:
+                raise MemoryError
+            size = json_unescaped(start, size, said)
+            if size < 0:
+                return False
+        message.size = size
+        if message._point is not None:
+            message._point.digest(start if said == NULL else said, size, message._digest)
+    finally:
+        PyMem_Free(said)
+    return True

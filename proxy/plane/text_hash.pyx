@@ -1,24 +1,15 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""The keys of messages that are one text, which nearly all are, by instructions of the CPU: POLYVAL over the text, then
-SHA-256 over what that comes to and over what comes before it."""
+"""The keys of messages that are one text, which nearly all are: SHA-256, by the CPU's instructions, over the digest of the
+text and what comes before it."""
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
 from .body_parts cimport PlainMessage
+from .text_digest cimport DIGEST_BYTES, TextPoint, polyval_add, polyval_end, polyval_start, polyval_t
 
-cdef extern from "polyval.h" nogil:
-    ctypedef struct polyval_point_t:
-        pass
-    ctypedef struct polyval_t:
-        pass
-    int polyval_is_there()
-    void polyval_point(polyval_point_t *, const unsigned char *secret)
-    void polyval_start(polyval_t *)
-    void polyval_add(const polyval_point_t *, polyval_t *, const void *data, size_t size)
-    void polyval_end(const polyval_point_t *, const polyval_t *, unsigned char *digest)
+from .text_digest import IS_FAST as HAS_POINTS
 
 cdef extern from "sha256.h" nogil:
     ctypedef struct sha256_t:
@@ -28,74 +19,11 @@ cdef extern from "sha256.h" nogil:
     void sha256_add(sha256_t *, const void *data, size_t size)
     uint64_t sha256_end(sha256_t *)
 
-IS_FAST = bool(sha256_is_there() and polyval_is_there())
-"""Whether this CPU has the instructions. Without them `hashlib` is as fast, and none of these must be made."""
+IS_FAST = bool(sha256_is_there() and HAS_POINTS)
+"""Whether this CPU has the instructions for this and for digests. Without them `hashlib` is as fast."""
 
-cdef enum:
-    DIGEST_BYTES = 16
-
-cdef tuple NOTHING = ((), (), (), b"", ())
+cdef tuple NOTHING = ((), (), b"", ())
 cdef bytes UNIT = b"UT"
-
-
-cdef class TextDigest
-
-
-cdef class TextPoint:
-    """A secret point at which texts are evaluated: what they come to says nothing to those who do not know it.
-
-    It must not be shown to anyone all the same, as it is no random function of the text: see docs/prefix-keys.md.
-    """
-
-    cdef polyval_point_t _point
-
-    def __init__(self, bytes secret not None):
-        if PyBytes_GET_SIZE(secret) != DIGEST_BYTES or not IS_FAST:
-            raise ValueError("a point has 16 bytes, and the CPU instructions for SHA-256 and carry-less products")
-        polyval_point(&self._point, <const unsigned char *>PyBytes_AS_STRING(secret))
-
-    def open(self):
-        """A text of which nothing has come yet."""
-        cdef TextDigest text = TextDigest.__new__(TextDigest)
-        text._point = self
-        polyval_start(&text._state)
-        return text
-
-    cdef void digest(self, bytes text, unsigned char *to) noexcept:
-        cdef polyval_t state
-        polyval_start(&state)
-        polyval_add(&self._point, &state, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
-        polyval_end(&self._point, &state, to)
-
-
-cdef class TextDigest:
-    """A text that comes in pieces, made by `TextPoint.open`."""
-
-    cdef TextPoint _point
-    cdef polyval_t _state
-
-    def __init__(self):
-        raise TypeError("a TextPoint opens it")
-
-    def update(self, data):
-        """data: any buffer of bytes."""
-        cdef Py_buffer view
-        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-        try:
-            polyval_add(&self._point._point, &self._state, view.buf, view.len)
-        finally:
-            PyBuffer_Release(&view)
-
-    def copy(self):
-        cdef TextDigest twin = TextDigest.__new__(TextDigest)
-        twin._point, twin._state = self._point, self._state
-        return twin
-
-    def digest(self):
-        """16 bytes, of what has come so far."""
-        cdef unsigned char told[DIGEST_BYTES]
-        polyval_end(&self._point._point, &self._state, told)
-        return PyBytes_FromStringAndSize(<const char *>told, DIGEST_BYTES)
 
 
 cdef class TextHash:
@@ -113,8 +41,8 @@ cdef class TextHash:
         """secret: 64 bytes, a block of SHA-256. bits: of a key. before: what comes before a text in a run, by the role
         that says it. longest: bytes of a text that is not long.
         """
-        if PyBytes_GET_SIZE(secret) != 64:
-            raise ValueError("the secret must have 64 bytes")
+        if PyBytes_GET_SIZE(secret) != 64 or not IS_FAST:
+            raise ValueError("the secret must have 64 bytes, and the CPU the instructions for SHA-256")
         sha256_start(&self._root)
         sha256_add(&self._root, PyBytes_AS_STRING(secret), 64)
         self._point = point
@@ -150,9 +78,9 @@ cdef class TextHash:
         for offset in offsets:
             if not at <= offset <= PyBytes_GET_SIZE(text):
                 raise ValueError("offsets rise, and lie in the text")
-            polyval_add(&self._point._point, &state, start + at, offset - at)
+            polyval_add(&self._point.point, &state, start + at, offset - at)
             at = offset
-            polyval_end(&self._point._point, &state, digest)
+            polyval_end(&self._point.point, &state, digest)
             keys.append(self._hashed(domain, previous, before, digest))
         return keys
 
@@ -164,25 +92,27 @@ cdef class TextHash:
 
         size: of the prompt before them. around: what a message has beside its text.
         """
-        cdef list keys, ends, texts, long_ones
+        cdef list keys, ends, long_ones
         cdef bytearray roles
-        cdef bytes text, before = self._before_text(messages, at)
+        cdef PlainMessage message
+        cdef unsigned char digest[DIGEST_BYTES]
+        cdef bytes before = self._before_text(messages, at)
         if before is None:
             return NOTHING
-        keys, ends, texts, roles, long_ones = [], [], [], bytearray(), []
+        keys, ends, roles, long_ones = [], [], bytearray(), []
         while before is not None:
-            text = (<PlainMessage>messages[at]).utf8
-            if PyBytes_GET_SIZE(text) > self._longest:
-                long_ones.append((previous, before, text, size))
-            previous = self._key(previous, before, text)
-            size += around + PyBytes_GET_SIZE(text)
+            message = <PlainMessage>messages[at]
+            if message.size > self._longest:
+                long_ones.append((previous, before, message, size))
+            message.digest_by(self._point, digest)
+            previous = self._hashed(UNIT, previous, before, digest)
+            size += around + message.size
             keys.append(previous)
             ends.append(size)
-            texts.append(text)
             roles.append(PyBytes_AS_STRING(before)[0])
             at += 1
             before = self._before_text(messages, at)
-        return keys, ends, texts, roles, long_ones
+        return keys, ends, roles, long_ones
 
     cdef bytes _before_text(self, list messages, Py_ssize_t at):
         """What comes before the text of the message there; None where the run has ended."""
@@ -192,11 +122,11 @@ cdef class TextHash:
         before = self._before.get(message.role)
         if before is None or message.name or message.tool_call_id is not None:
             return None
-        return before if PyBytes_GET_SIZE(message.utf8) else None
+        return before if message.size else None
 
     cdef uint64_t _key(self, uint64_t previous, bytes before, bytes text) noexcept:
         cdef unsigned char digest[DIGEST_BYTES]
-        self._point.digest(text, digest)
+        self._point.digest(PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text), digest)
         return self._hashed(UNIT, previous, before, digest)
 
     cdef uint64_t _hashed(self, bytes domain, uint64_t previous, bytes before, const unsigned char *digest) noexcept:

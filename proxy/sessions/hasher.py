@@ -54,12 +54,20 @@ class Units(msgspec.Struct, frozen=True, gc=False):
 
 NO_UNITS = Units()
 
-LongUnit = tuple[int, bytes, bytes, int]
+
+class TextInBody(Protocol):
+    """A text that is made when it is asked for."""
+
+    @property
+    def utf8(self) -> bytes: ...
+
+
+LongUnit = tuple[int, bytes, TextInBody, int]
 """A unit that is one text of more than `LONG_BYTES`: the key before it, what is hashed before the text, the text, and
 the bytes of the prompt before the unit."""
 
-TextUnits = tuple[Sequence[int], Sequence[int], Sequence[bytes], bytes | bytearray, Sequence[LongUnit]]
-"""Units that are one text each: keys, ends, texts, the first letters of the roles, and which of them are long."""
+TextUnits = tuple[Sequence[int], Sequence[int], bytes | bytearray, Sequence[LongUnit]]
+"""Units that are one text each: keys, ends, the first letters of the roles, and which of them are long."""
 
 
 class OpenText(Protocol):
@@ -96,7 +104,7 @@ def no_text_units(messages: list[Any], at: int, previous: int, size: int, around
     Compiled code takes all of them in one step; without it each is hashed by itself. size: of the prompt before them.
     around: what a unit has beside its text.
     """
-    return (), (), (), b"", ()
+    return (), (), b"", ()
 
 
 class Hasher:
@@ -111,12 +119,14 @@ class Hasher:
         block = hashlib.sha512(secret).digest()
         self._root = hashlib.sha256(block)
         # POLYVAL takes a tenth of SHA-256's time: 4 KB take 0.2 us, not 2.0. Both are told other parts of the secret.
+        self.point: plane.TextPoint | None = None  # by which compiled code hashes texts
+        self._texts: plane.TextHash | None = None
+        self.text_units: Callable[[list[Any], int, int, int, int], TextUnits] = no_text_units
         if plane.IS_FAST:
-            point = plane.TextPoint(hashlib.sha512(_POINT_CONTEXT + secret).digest()[:DIGEST_BYTES])
-            self._texts: plane.TextHash | None = plane.TextHash(block, point, KEY_BITS, _IN_RUNS, LONG_BYTES)
+            self.point = point = plane.TextPoint(hashlib.sha512(_POINT_CONTEXT + secret).digest()[:DIGEST_BYTES])
+            self._texts = plane.TextHash(block, point, KEY_BITS, _IN_RUNS, LONG_BYTES)
             self.text_units, self.open_text = self._texts.run, cast("Callable[[], OpenText]", point.open)
         else:
-            self._texts, self.text_units = None, no_text_units
             self.open_text = lambda: UncompiledText(self.start(b"Y"))
         self._once: dict[int, tuple[int, int]] = {}
         self._lists: dict[int, Units] = {}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 from msgspec.structs import force_setattr, replace
 
-from .hasher import Hasher, before_parts, encoded, finished, text_part
+from .hasher import Hasher, TextInBody, before_parts, encoded, finished, text_part
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -40,7 +40,7 @@ class PrefixEnd(msgspec.Struct, frozen=True):
     check: int = 0  # a hash of those bytes in 32 bits, chained to `key`; 0 where there are none
 
 
-TextOrKind = str | bytes | int | None
+TextOrKind = str | bytes | TextInBody | int | None
 """A unit's longest text, or its kind where that is known (see `text_kinds`); None: media."""
 
 

@@ -236,8 +236,8 @@ def _cuts(hasher: Hasher, of: _LongText | LongUnit) -> list[Cut]:
         offsets = _OFFSETS[: bisect_left(_OFFSETS, len(text))]
         keys = hasher.cuts_after(state, text, offsets)
     else:
-        previous, before, text, start = of
-        start += UNIT_OVERHEAD_BYTES
+        previous, before, said, start = of
+        text, start = said.utf8, start + UNIT_OVERHEAD_BYTES
         offsets = _OFFSETS[: bisect_left(_OFFSETS, len(text))]
         keys = hasher.cuts(b"U", previous, before, text, offsets)
     return [(key, start + offset) for key, offset in zip(keys, offsets, strict=True)]

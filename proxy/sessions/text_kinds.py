@@ -12,8 +12,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from .prefix_chain import UNIT_OVERHEAD_BYTES, Chain, TextOrKind
+
+if TYPE_CHECKING:
+    from .hasher import TextInBody
 
 Amounts = tuple[int, ...]
 """Kinds, each with how much there is of it: bytes of text, but for the first two. No kind comes twice, or with 0."""
@@ -80,10 +84,12 @@ _BY_TWENTIETHS = bytes(
 """The kind of a text with so many twentieths of marks."""
 
 
-def sample(text: str | bytes | memoryview | None) -> bytes | None:
+def sample(text: str | bytes | memoryview | TextInBody | None) -> bytes | None:
     """What `text_kind` needs of a text, in UTF-8; it may begin and end inside of a character. None: media."""
     if text is None:
         return None
+    if not isinstance(text, str | bytes | memoryview):
+        text = text.utf8
     if len(text) > 2 * _SAMPLE:
         middle = len(text) // 2
         if not isinstance(text, str):

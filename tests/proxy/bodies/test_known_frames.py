@@ -22,6 +22,7 @@ from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, label_of, 
 from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.templates import Templates
 from ppd.proxy.sessions.text_cuts import cuts_of
+from ppd.proxy.sessions.text_kinds import kind_of
 
 pytestmark = pytest.mark.skipif(not plane.IS_BUILT, reason="compiled code finds the frames")
 RULES = ReadingRules(hasher=Hasher(b"secret" * 8), tenant="t", depth_limit=None, units_limit=None)
@@ -56,7 +57,7 @@ def shown(request: Request) -> tuple[object, ...]:
     unit = chain.open_unit and (chain.open_unit.key(), chain.open_unit.size)
     return (
         [(name, bytes(raw)) for name, raw in request.fields.items()],
-        (chain.keys, chain.ends, chain.marks, chain.texts, unit, list(cuts_of(chain))),
+        (chain.keys, chain.ends, chain.marks, tuple(map(kind_of, chain.texts)), unit, list(cuts_of(chain))),
         {name: getattr(request, name) for name in request.__struct_fields__ if name not in ("fields", "prompt")},
         {name: getattr(request.prompt, name) for name in request.prompt.__struct_fields__ if name != "chain"},
         plain_leg(request.endpoint, request.fields, "id").body,

@@ -18,6 +18,7 @@ from ppd.proxy.openai.prompt_shapes import MESSAGES, PromptMessage, read_message
 from ppd.proxy.openai.request import Endpoint, ReadingRules, parse_request, request_of
 from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.text_cuts import cuts_of
+from ppd.proxy.sessions.text_kinds import kind_of
 
 FIELDS = dict[str, msgspec.Raw]
 RULES = ReadingRules(hasher=Hasher(b"secret" * 8), tenant="")
@@ -175,6 +176,28 @@ def test_a_message_that_is_one_text_is_not_decoded(raw: bytes, is_plain: bool) -
     assert list(map(shown, found(b"[%b]" % raw) or [])) == list(map(shown, expected))
 
 
+def test_a_message_keeps_the_body_that_its_text_lies_in() -> None:
+    body = bytearray(b'[{"role":"user","content":"%b"},{"role":"user","content":"a\\nb"}]' % (b"x" * 5000))
+    told = plane.messages(body)
+    assert told is not None
+    first, second = told[0]
+    del told
+    assert (first.size, second.size) == (5000, 3)
+    assert (first.utf8, second.utf8, second.content) == (b"x" * 5000, b"a\nb", "a\nb")
+    del first
+    with pytest.raises(BufferError):
+        body.clear()
+    del second
+    body.clear()
+    other = plane.messages(memoryview(b'[{"role":"user","content":"one"}]'))
+    assert other is not None and other[0][0].utf8 is other[0][0].utf8 == b"one"
+
+
+def test_messages_are_of_a_buffer() -> None:
+    with pytest.raises(TypeError):
+        plane.messages("[]")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -227,7 +250,7 @@ def test_a_long_body_is_the_request_that_decoding_makes(body: bytes) -> None:
     got = parse_request(Endpoint.CHAT, body, {}, RULES)
     expected = request_of(Endpoint.CHAT, Members(msgspec.json.decode(body, type=FIELDS), body), {}, RULES)
     chains = got.prompt.chain, expected.prompt.chain
-    known = [(one.keys, one.ends, one.marks, one.texts, list(cuts_of(one))) for one in chains]
+    known = [(one.keys, one.ends, one.marks, [*map(kind_of, one.texts)], list(cuts_of(one))) for one in chains]
     assert known[0] == known[1]
     assert (got.model, got.stream) == (expected.model, expected.stream)
     assert {name: bytes(raw) for name, raw in got.fields.items()} == {

@@ -19,6 +19,7 @@ from ppd.proxy.plane import IS_FAST, TextHash, TextPoint, messages
 from ppd.proxy.sessions.hasher import Hasher, no_text_units
 from ppd.proxy.sessions.prefix_chain import Chain
 from ppd.proxy.sessions.text_cuts import cuts_of
+from ppd.proxy.sessions.text_kinds import kind_of
 
 pytestmark = pytest.mark.skipif(not IS_FAST, reason="this CPU has no instructions for SHA-256 and carry-less products")
 SECRET = bytes(range(64))
@@ -163,8 +164,8 @@ def test_a_run_ends_before_the_first_message_that_is_not_a_text_by_one_of_the_ro
     def taken(*said: object) -> int:
         told = messages(msgspec.json.encode([{"role": "user", "content": "one"}, *said]))
         assert told is not None
-        keys, ends, texts, roles, _ = hash_of().run(told[0], 0, 7, 100, 16)
-        assert len(keys) == len(ends) == len(texts) == len(roles)
+        keys, ends, roles, _ = hash_of().run(told[0], 0, 7, 100, 16)
+        assert len(keys) == len(ends) == len(roles)
         return len(keys)
 
     assert taken({"role": "tool", "content": "123456789", "name": None}) == 2
@@ -179,13 +180,18 @@ def test_a_run_ends_before_the_first_message_that_is_not_a_text_by_one_of_the_ro
         assert taken(other, {"role": "user", "content": "a"}) == 1, other
 
 
-def test_a_run_tells_keys_ends_texts_and_roles() -> None:
-    told = messages(b'[{"role":"user","content":"a"},{"role":"tool","content":"bc"},{"role":"user","content":"d"}]')
+@pytest.mark.parametrize(
+    "point", [None, TextPoint(POINT) if IS_FAST else None, TextPoint(SECRET[:16]) if IS_FAST else None]
+)
+def test_a_run_tells_keys_ends_and_roles(point: TextPoint | None) -> None:
+    """Whether the texts were hashed as they were found, by this point or another, or were not."""
+    raw = b'[{"role":"user","content":"a"},{"role":"tool","content":"b\\n"},{"role":"user","content":"d"}]'
+    told = messages(raw, point=point)
     assert told is not None
-    first = expected(7, b"tool<", b"bc")
+    first = expected(7, b"tool<", b"b\n")
     keys = [first, expected(first, b"user<", b"d")]
-    assert hash_of().run(told[0], 1, 7, 100, 16) == (keys, [118, 135], [b"bc", b"d"], bytearray(b"tu"), [])
-    assert hash_of().run(told[0], 3, 7, 100, 16) == ((), (), (), b"", ())
+    assert hash_of().run(told[0], 1, 7, 100, 16) == (keys, [118, 135], bytearray(b"tu"), [])
+    assert hash_of().run(told[0], 3, 7, 100, 16) == ((), (), b"", ())
 
 
 def test_a_run_tells_which_texts_are_long() -> None:
@@ -193,8 +199,8 @@ def test_a_run_tells_which_texts_are_long() -> None:
     assert told is not None
     first = expected(7, b"user<", b"123456789")
     second = expected(first, b"tool<", b"1234567890")
-    keys, ends, _, _, long_ones = hash_of().run(told[0], 0, 7, 100, 16)
-    assert (keys, ends, long_ones) == ([first, second], [125, 151], [(first, b"tool<", b"1234567890", 125)])
+    keys, ends, _, long_ones = hash_of().run(told[0], 0, 7, 100, 16)
+    assert (keys, ends, long_ones) == ([first, second], [125, 151], [(first, b"tool<", told[0][1], 125)])
 
 
 TEXTS = st.text(max_size=5) | st.sampled_from(["x" * 300, "\n" * 4096, "x" * 4097, "x-anthropic-billing-header: 1"])
@@ -215,8 +221,9 @@ def test_a_chat_has_the_chain_that_single_steps_give(chat: list[Any], prefills: 
     def read(hasher: Hasher) -> tuple[object, ...]:
         reader = PromptReader(hasher)
         tools = {"tools": msgspec.Raw(b'[{"type": "function"}]')} if len(chat) % 2 else {}
-        chain: Chain = reader.chat(reader.head("", tools), read_messages(raw), prefills=prefills)
+        chain: Chain = reader.chat(reader.head("", tools), read_messages(raw, hasher.point), prefills=prefills)
         unit = chain.open_unit and (chain.open_unit.key(), chain.open_unit.size)
-        return chain.keys, chain.ends, chain.marks, chain.texts, unit, list(cuts_of(chain))
+        kinds = tuple(map(kind_of, chain.texts))
+        return chain.keys, chain.ends, chain.marks, kinds, unit, list(cuts_of(chain))
 
     assert read(Hasher(b"s" * 32)) == read(slow)

@@ -177,11 +177,10 @@ class PromptReader:
                 keys += [key ^ mask for key in found] if mask else found
                 ends += sizes
                 roles += by
-                end = at + len(found)
-                self._newest += cast("list[plane.PlainMessage]", closed[max(at, end - SAMPLED_UNITS) : end])
+                self._newest += cast("list[plane.PlainMessage]", closed[at : at + len(found)])
                 if long_ones:
                     self._cuts.note_units(long_ones)
-                at, size = end, sizes[-1]
+                at, size = at + len(found), sizes[-1]
                 if at == len(messages):
                     break
             message, self._cuts.start = messages[at], size

@@ -18,7 +18,7 @@ from msgspec.json import Encoder
 
 from ..errors import RequestError
 from ..media.items import UUID, media_type
-from ..sessions.hasher import LONG_BYTES, NO_UNITS, Hasher, encoded
+from ..sessions.hasher import LONG_BYTES, NO_UNITS, Hasher, before_parts, encoded
 from ..sessions.prefix_chain import NO_MARKS, UNIT_OVERHEAD_BYTES, BlockHash, Chain, TextOrKind, UnitHash
 from ..sessions.prompt_head import Head, OpenChain
 from ..sessions.templates import PLAIN, Template
@@ -67,7 +67,7 @@ call."""
 
 _CALLS = frozenset(("function_call", "custom_tool_call"))
 _SYSTEM = frozenset(("system", "developer"))
-_REPLY, _BY_USER, _OTHER = b"a", b"u", b"-"  # who says a message; for texts the first letter of the role
+_REPLY, _BY_USER, _OTHER = b"a", b"u", b"-"  # who says a message; of texts the first letter of the role
 _SERVERS_OWN = frozenset(("id", "status"))
 _BILLING = BILLING.encode()
 _CANONICAL = Encoder(order="deterministic")
@@ -208,19 +208,20 @@ class PromptReader:
 
     def _message(self, previous: int, message: Message) -> tuple[int, int]:
         """Its key and size."""
-        # Fast path: nearly all messages are a text and nothing else.
-        text = message.utf8
-        if text and not (message.role == "system" and text.startswith(_BILLING)):
-            self._newest.append(text)
-            call_id = message.tool_call_id and self._places.result(message.tool_call_id)
-            if len(text) <= LONG_BYTES:
-                key = self.hasher.text_unit(previous, message.role, message.name, call_id, text)
-                return key, UNIT_OVERHEAD_BYTES + len(text)
-            unit = UnitHash(self.hasher, previous, message.role, message.name or "", call_id or "", self._cuts)
-            unit.add_utf8(text)
+        if (
+            isinstance(message, PromptMessage)
+            or not message.size
+            or (message.role == "system" and message.utf8.startswith(_BILLING))
+        ):
+            unit = self._message_unit(previous, message)
             return unit.key(), unit.size
-        unit = self._message_unit(previous, message)
-        return unit.key(), unit.size
+        # A text and nothing else, hashed as it was found.
+        self._newest.append(message)
+        call_id = self._places.result(message.tool_call_id) if message.tool_call_id else ""
+        before, start = before_parts(message.role, message.name, call_id), self._cuts.start
+        if message.size > LONG_BYTES and start is not None:
+            self._cuts.note_units([(previous, before, message, start)])
+        return self.hasher.message_unit(previous, before, message), UNIT_OVERHEAD_BYTES + message.size
 
     def open_unit(self, previous: int, message: bytes) -> UnitHash:
         """The unit of a last message that the reply continues. previous: the key before it."""
@@ -347,7 +348,7 @@ class PromptReader:
         elif raw not in (b"", b"null"):
             read(ANY, msgspec.Raw(raw), "arguments")
             arguments = raw.decode()
-        call.add(arguments)
+        call.add_all(arguments)
         unit.show(arguments)
         unit.add_part(b"C", call.key(), call.size + len(call.name))
 
@@ -385,10 +386,9 @@ class PromptReader:
 
 
 def _letter(message: Message) -> bytes:
-    if message.role == "assistant":
-        return _REPLY
-    is_users = message.role == "user" and (not isinstance(message, PromptMessage) or is_by_user(message.content))
-    return _BY_USER if is_users else _OTHER
+    if message.role == "user" and (not isinstance(message, PromptMessage) or is_by_user(message.content)):
+        return _BY_USER
+    return _REPLY if message.role == "assistant" else _OTHER
 
 
 def _canonical(name: str, raw: bytes) -> bytes:

@@ -6,6 +6,7 @@ try:
     from .body_buffer import BodyBuffer
     from .body_parts import PlainMessage, member, members, messages
     from .bones import bones
+    from .canonical_json import canonical_json
     from .envoy_stage import envoy_stage
     from .http1 import AnswerParser, NotHttp, RequestParser
     from .packed_units import PackedUnits, TokenLine
@@ -36,6 +37,7 @@ __all__ = [
     "TextPoint",
     "TokenLine",
     "bones",
+    "canonical_json",
     "envoy_stage",
     "member",
     "members",

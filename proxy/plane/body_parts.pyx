@@ -29,6 +29,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     MOST_MEMBERS = 256  # of a body; no client library sends more
+    ESCAPES = 16  # that weigh as much as one value, as in `bones`
 
 cdef tuple USUAL_ROLES = ("user", "assistant", "tool", "system", "developer")
 
@@ -156,7 +157,7 @@ def messages(data, Py_ssize_t most=PY_SSIZE_T_MAX, TextPoint point=None):
 cdef tuple listed(Kept kept, Py_ssize_t most, TextPoint point):
     cdef json_t data = <json_t>kept.view.buf
     cdef Py_ssize_t size = kept.view.len
-    cdef Py_ssize_t at = json_space_end(data, 0, size), end, weight = 2  # the list, and what is around it
+    cdef Py_ssize_t at = json_space_end(data, 0, size), end, weight = 2, escapes = 0  # the list, and what is around it
     cdef list found = [], others = []
     cdef PlainMessage message
     if at >= size or data[at] != c"[":
@@ -168,8 +169,8 @@ cdef tuple listed(Kept kept, Py_ssize_t most, TextPoint point):
         message = PlainMessage.__new__(PlainMessage)
         weight += 1  # the comma before it, or none
         message._kept, message._point = kept, point
-        end = read_plain(message, data, at, size, &weight)
-        if weight > most:
+        end = read_plain(message, data, at, size, &weight, &escapes)
+        if weight + escapes // ESCAPES > most:
             return None
         if end >= 0:
             found.append(message)
@@ -189,11 +190,11 @@ cdef tuple listed(Kept kept, Py_ssize_t most, TextPoint point):
 
 
 cdef Py_ssize_t read_plain(
-    PlainMessage message, json_t data, Py_ssize_t at, Py_ssize_t size, Py_ssize_t *weight
+    PlainMessage message, json_t data, Py_ssize_t at, Py_ssize_t size, Py_ssize_t *weight, Py_ssize_t *escapes
 ) except -2:
     """Where the object at `at` ends; -1 if it is no plain message. A member that is null is as good as none.
 
-    Adds what it weighs.
+    Adds what it weighs, and its escapes.
     """
     cdef String name, role, content, author, call
     role.end = content.end = author.end = call.end = 0
@@ -222,7 +223,7 @@ cdef Py_ssize_t read_plain(
             at = string(data, at, size, member)
             if at < 0:
                 return -1
-            weight[0] += member.escapes
+            escapes[0] += member.escapes
         at = json_space_end(data, at, size)
         if at < size and data[at] == c"}":
             break

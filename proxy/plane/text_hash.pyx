@@ -55,6 +55,12 @@ cdef class TextHash:
         the digest of the text."""
         return self._key(previous, before, text)
 
+    def message_key(self, uint64_t previous, bytes before not None, PlainMessage message not None):
+        """As `key`, of a message's text, which may have been hashed as it was found."""
+        cdef unsigned char digest[DIGEST_BYTES]
+        message.digest_by(self._point, digest)
+        return self._hashed(UNIT, previous, before, digest)
+
     def cuts(
         self,
         bytes domain not None,

@@ -195,6 +195,12 @@ class Hasher:
             return self._texts.key(previous, before, text)
         return finished(self.start(b"U", previous, before + text_part(self.digest(text))))
 
+    def message_unit(self, previous: int, before: bytes, message: plane.PlainMessage) -> int:
+        """As `text_unit`, of a message that was found in a body. before: by `before_parts`."""
+        if self._texts is not None:
+            return self._texts.message_key(previous, before, message)
+        return finished(self.start(b"U", previous, before + text_part(self.digest(message.utf8))))
+
     def cuts(self, domain: bytes, previous: int, before: bytes, text: bytes, offsets: list[int]) -> list[int]:
         """Keys of the beginnings of a text that end at these offsets, which rise."""
         if self._texts is not None:

@@ -45,7 +45,7 @@ def escapes(text: bytes) -> int:
 def test_of_any_value(value: Any, is_ascii: bool, indent: int | None) -> None:
     text = json.dumps(value, ensure_ascii=is_ascii, indent=indent).encode()
     found = bones(text)
-    assert found == (depth(value), elements(value), values(value) + escapes(text))
+    assert found == (depth(value), elements(value), values(value) + escapes(text) // 16)
     assert bones(memoryview(b"  " + text)[2:]) == found
 
 

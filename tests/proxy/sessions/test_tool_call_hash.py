@@ -6,9 +6,10 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ppd.proxy import plane
 from ppd.proxy.sessions.tool_call_hash import CallHash, CallPlaces, CanonicalJson
 from tests.support.requests import HASHER
 
@@ -49,6 +50,30 @@ def test_arguments_have_one_form_however_they_were_written(text: str, expected: 
 def test_serialisers_agree_on_the_canonical_form(value: object) -> None:
     compact = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     assert canonical(json.dumps(value)) == canonical(json.dumps(value, indent=2)) == canonical(compact)
+
+
+@pytest.mark.skipif(not plane.IS_BUILT, reason="compiled code does it")
+@given(st.text(alphabet='{}[]",:\\u0dD8eE c9/nrbft\t😀é') | st.text() | st.text(alphabet='"\\uabcdDC012389'))
+@example('"\\ud83d\\ude00"')
+@example('"\\ud83d\\u0041 and more"')
+@example('"\\ud83d\\x0041 and more"')
+@example('"\\udc00 alone, and so on"')
+@example('"\\é\\\\\\"\\q"')
+@example('"\\u00e9')
+@example('"\\u00e')
+@example('"\\')
+@example('"\\ud83d\\ude0é and more"')
+def test_compiled_code_finds_the_same_form(text: str) -> None:
+    reader, found = CanonicalJson(), plane.canonical_json(text.encode("utf-8", "surrogatepass"))
+    fed = reader.feed(text)
+    if found is not None:
+        assert (found.decode("utf-8", "surrogatepass"), reader.rest()) == (fed, "")
+    else:
+        assert "\\" in text, "and what follows an escape is not all of ASCII, or too short"
+    whole, pieces = CallHash(HASHER, "c", "f"), CallHash(HASHER, "c", "f")
+    whole.add_all(text)
+    pieces.add(text)
+    assert (whole.key(), whole.size) == (pieces.key(), pieces.size)
 
 
 @given(st.text(alphabet='{}[]",:\\u0dD8eE c9/n😀') | st.text(), st.lists(st.integers(0, 60)))

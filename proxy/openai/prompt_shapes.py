@@ -91,9 +91,12 @@ def read_messages(raw: msgspec.Raw, point: plane.TextPoint | None = None) -> lis
     return found[0]
 
 
-def decode_others(messages: list[Any], others: list[int], raw: msgspec.Raw) -> bool:
-    """Decodes the messages at those places. Whatever is wrong with one is told by the way that decodes all of them."""
-    view = memoryview(raw)
+def decode_others(messages: list[Any], others: list[int], data: msgspec.Raw | memoryview) -> bool:
+    """Decodes the messages at those places, of which `data` holds the bytes.
+
+    Whatever is wrong with one is told by the way that decodes all of them.
+    """
+    view = memoryview(data)
     try:
         for at in others:
             start, end = messages[at]

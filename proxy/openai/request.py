@@ -79,10 +79,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     def without_prompt(self) -> Request:
         """For when no worker will be asked again: a stream may stay open for long, and its body is large."""
         prompt = replace(self.prompt, chain=self.prompt.chain.without_prompt())
-        return replace(self, fields=_NO_FIELDS, prompt_bytes=0, prompt=prompt)
+        return replace(self, fields=NO_FIELDS, prompt_bytes=0, prompt=prompt)
 
 
-_NO_FIELDS: Fields = {}
+NO_FIELDS: Fields = {}
 _TO_FIT = msgspec.Raw(b"-1")
 _BODY: Decoder[Fields] = Decoder(Fields)
 _STRING: Decoder[Any] = Decoder(str | None)
@@ -261,10 +261,7 @@ def _model(values: Values) -> str:
 
 def _chain(endpoint: Endpoint, fields: Fields, values: Values, reader: PromptReader, salt: str) -> tuple[Chain, int]:
     """With how many prompts it is of."""
-    rendered: Fields = {}
-    if not RENDERED.isdisjoint(fields):
-        rendered = {name: fields[name] for name in _RENDERED[endpoint] if name in fields}
-    head = reader.head(salt, rendered)
+    head = reader.head(salt, rendered_of(endpoint, fields))
     if endpoint is Endpoint.COMPLETIONS:
         if not given(fields, "prompt") and given(fields, "prompt_embeds"):
             return reader.embeddings(head.seed, fields["prompt_embeds"]), 1
@@ -277,6 +274,13 @@ def _chain(endpoint: Endpoint, fields: Fields, values: Values, reader: PromptRea
     prefills = endpoint is Endpoint.MESSAGES or bool(values.get("continue_final_message"))
     messages = read_messages(required(fields, "messages"), reader.hasher.point)
     return reader.chat(head, messages, prefills=prefills, system=system), 1
+
+
+def rendered_of(endpoint: Endpoint, fields: Fields) -> Fields:
+    """The members that are rendered before the messages, or change how all of them are."""
+    if RENDERED.isdisjoint(fields):
+        return NO_FIELDS
+    return {name: fields[name] for name in _RENDERED[endpoint] if name in fields}
 
 
 def _opener(endpoint: Endpoint, fields: Fields) -> str | None:

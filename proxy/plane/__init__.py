@@ -4,7 +4,7 @@ from __future__ import annotations
 
 try:
     from .body_buffer import BodyBuffer
-    from .body_parts import PlainMessage, member, members, messages
+    from .body_parts import PlainMessage, members, messages, messages_at, value_start
     from .bones import bones
     from .canonical_json import canonical_json
     from .envoy_stage import envoy_stage
@@ -39,7 +39,8 @@ __all__ = [
     "bones",
     "canonical_json",
     "envoy_stage",
-    "member",
     "members",
     "messages",
+    "messages_at",
+    "value_start",
 ]

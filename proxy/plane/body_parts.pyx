@@ -120,10 +120,11 @@ def members(bytes body not None):
     return None
 
 
-def member(bytes body not None, bytes wanted not None):
-    """Where the value of the first member with this name begins and ends, as `members` would tell it.
+def value_start(bytes body not None, bytes wanted not None):
+    """Where the value of the first member with this name begins, as `members` would tell it.
 
-    None where there is none, or what comes before it is unusual. What comes behind it is not looked at.
+    None where there is none, or what comes before it is unusual. The value itself, and what comes behind, is not
+    looked at.
     """
     cdef json_t data = <json_t>PyBytes_AS_STRING(body)
     cdef Py_ssize_t size = len(body)
@@ -131,40 +132,62 @@ def member(bytes body not None, bytes wanted not None):
     one.end = json_space_end(data, 0, size)
     if one.end >= size or data[one.end] != c"{":
         return None
-    while next_member(data, size, &one):
+    while begin_member(data, size, &one):
         if is_named(data, &one.name, PyBytes_AS_STRING(wanted), len(wanted)):
-            return one.start, one.end
+            return one.start
+        one.end = json_value_end(data, one.start, size)
+        if one.end < 0:
+            return None
         one.end = json_space_end(data, one.end, size)
         if one.end >= size or data[one.end] != c",":
             return None
     return None
 
 
-def messages(data, Py_ssize_t most=PY_SSIZE_T_MAX, TextPoint point=None):
+def messages(data, TextPoint point=None):
     """The messages of a chat, as any buffer of bytes: a `PlainMessage`, or where another message begins and ends.
 
     Beside them the places of those others in the list. None where it is no list of objects. The others are whole if
     they are valid, which nobody has looked at.
 
-    most: None too where the plain messages weigh more, as `bones` weighs them. Others are not weighed.
-    point: by which their texts are hashed as they are found, while the CPU has them at hand.
+    point: by which texts are hashed as they are found, while the CPU has them at hand.
     """
+    cdef Kept kept = held(data)
+    cdef json_t start = <json_t>kept.view.buf
+    cdef Py_ssize_t end
+    found = listed(kept, json_space_end(start, 0, kept.view.len), PY_SSIZE_T_MAX, point)
+    if found is None:
+        return None
+    end = found[2]
+    return found[:2] if json_space_end(start, end, kept.view.len) == kept.view.len else None
+
+
+def messages_at(data, Py_ssize_t at, Py_ssize_t most, TextPoint point):
+    """The same of a list that begins at `at`, whatever follows it. Beside them where it ends, and what it weighs.
+
+    most: None too where the plain messages weigh more, as `bones` weighs them. Others are not weighed.
+    """
+    if at < 0:
+        raise ValueError("where it begins")
+    return listed(held(data), at, most, point)
+
+
+cdef Kept held(data):
     cdef Kept kept = Kept.__new__(Kept)
     PyObject_GetBuffer(data, &kept.view, PyBUF_SIMPLE)
-    return listed(kept, most, point)
+    return kept
 
 
-cdef tuple listed(Kept kept, Py_ssize_t most, TextPoint point):
+cdef tuple listed(Kept kept, Py_ssize_t at, Py_ssize_t most, TextPoint point):
     cdef json_t data = <json_t>kept.view.buf
-    cdef Py_ssize_t size = kept.view.len
-    cdef Py_ssize_t at = json_space_end(data, 0, size), end, weight = 2, escapes = 0  # the list, and what is around it
+    cdef Py_ssize_t size = kept.view.len, end, weight = 2, escapes = 0  # the list, and what is around it
     cdef list found = [], others = []
     cdef PlainMessage message
     if at >= size or data[at] != c"[":
         return None
     at = json_space_end(data, at + 1, size)
     if at < size and data[at] == c"]":
-        return (found, others) if json_space_end(data, at + 1, size) == size else None
+        return found, others, at + 1, weight
     while at < size and data[at] == c"{":
         message = PlainMessage.__new__(PlainMessage)
         weight += 1  # the comma before it, or none
@@ -182,7 +205,7 @@ cdef tuple listed(Kept kept, Py_ssize_t most, TextPoint point):
             found.append((at, end))
         at = json_space_end(data, end, size)
         if at < size and data[at] == c"]":
-            return (found, others) if json_space_end(data, at + 1, size) == size else None
+            return found, others, at + 1, weight + escapes // ESCAPES
         if at >= size or data[at] != c",":
             return None
         at = json_space_end(data, at + 1, size)
@@ -239,12 +262,17 @@ cdef Py_ssize_t read_plain(
     return at + 1
 
 
-cdef bint next_member(json_t data, Py_ssize_t size, Member *one) noexcept nogil:
-    """Goes on to the member behind the brace or comma at the end of this one; false if there is none, or it is not
-    plain."""
+cdef bint begin_member(json_t data, Py_ssize_t size, Member *one) noexcept nogil:
+    """Goes on to where the value begins of the member behind the brace or comma at the end of this one; false if there
+    is none, or it is not plain."""
     one.begins = json_space_end(data, one.end + 1, size)
     one.start = named(data, one.begins, size, &one.name)
-    if one.start < 0:
+    return one.start >= 0
+
+
+cdef bint next_member(json_t data, Py_ssize_t size, Member *one) noexcept nogil:
+    """As `begin_member`, and on to its end."""
+    if not begin_member(data, size, one):
         return False
     one.end = json_value_end(data, one.start, size)
     return one.end >= 0

@@ -26,6 +26,17 @@ cdef class TextPoint:
         polyval_start(&text._state)
         return text
 
+    def digest_of(self, data):
+        """16 bytes, of a whole text, as any buffer of bytes."""
+        cdef Py_buffer view
+        cdef unsigned char told[DIGEST_BYTES]
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            self.digest(view.buf, view.len, told)
+        finally:
+            PyBuffer_Release(&view)
+        return PyBytes_FromStringAndSize(<const char *>told, DIGEST_BYTES)
+
     cdef void digest(self, const void *text, size_t size, unsigned char *to) noexcept nogil:
         cdef polyval_t state
         polyval_start(&state)

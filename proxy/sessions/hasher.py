@@ -142,6 +142,8 @@ class Hasher:
 
     def digest(self, text: bytes | memoryview) -> bytes:
         """Of a text as a whole."""
+        if self.point is not None:
+            return self.point.digest_of(text)
         whole = self.open_text()
         whole.update(text)
         return whole.digest()

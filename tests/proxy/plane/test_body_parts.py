@@ -95,8 +95,10 @@ def test_plain_messages_are_left_out_where_they_weigh_more(said: list[Any], is_a
     told, weighs = plane.messages(raw), plane.bones(raw)[2]
     assert told is not None
     if not told[1]:
-        assert plane.messages(raw, weighs + 1) is not None
-        assert plane.messages(raw, weighs - 1) is None
+        found = plane.messages_at(b"[" + raw + b"behind", 1, weighs + 1, None)
+        assert found is not None and found[2] == 1 + len(raw)
+        assert abs(found[3] - weighs) <= 1
+        assert plane.messages_at(raw, 0, weighs - 2, None) is None
 
 
 @given(
@@ -132,12 +134,11 @@ def test_one_member_is_found_where_all_are(
     whole = changed(written({**members, "wanted": [1], "last": {}}, is_ascii, indent), spans)
     for end in range(len(whole) + 1):
         body = whole[:end]
-        place, all_of_them = plane.member(body, b"wanted"), plane.members(body)
+        start, all_of_them = plane.value_start(body, b"wanted"), plane.members(body)
         if all_of_them is not None:
-            first = next((start_end for name, _, *start_end in all_of_them if name == "wanted"), None)
-            assert place == (None if first is None else tuple(first))
-        elif place is not None:
-            assert plane.members(body[: place[1]] + b"}") is not None
+            assert start == next((begins for name, _, begins, _ in all_of_them if name == "wanted"), None)
+        elif start is not None:
+            assert plane.members(body[:start] + b"1}") is not None
 
 
 PLAIN = b'{"role": "user", "content": "hi"}'
@@ -191,6 +192,14 @@ def test_a_message_keeps_the_body_that_its_text_lies_in() -> None:
     body.clear()
     other = plane.messages(memoryview(b'[{"role":"user","content":"one"}]'))
     assert other is not None and other[0][0].utf8 is other[0][0].utf8 == b"one"
+
+
+def test_a_list_of_messages_begins_in_its_body() -> None:
+    assert plane.messages_at(b"x[]x", 1, 9, None) == ([], [], 3, 2)
+    for at in (0, 2, 4, 5, 10**9):
+        assert plane.messages_at(b"x[]x", at, 9, None) is None
+    with pytest.raises(ValueError, match="begins"):
+        plane.messages_at(b"x[]x", -1, 9, None)
 
 
 def test_messages_are_of_a_buffer() -> None:

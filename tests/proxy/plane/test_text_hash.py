@@ -70,7 +70,8 @@ def in_pieces(text: bytes, at: Sequence[int], point: bytes = POINT) -> bytes:
 def test_a_text_of_every_length_has_its_digest() -> None:
     text = Random(1).randbytes(1200)
     for size in (*range(300), *range(500, 540), 1023, 1024, 1025, 1200):
-        assert in_pieces(text[:size], ()) == digest(text[:size]), size
+        whole = TextPoint(POINT).digest_of(memoryview(text)[:size])
+        assert whole == in_pieces(text[:size], ()) == digest(text[:size]), size
 
 
 @given(st.binary(min_size=16, max_size=16), st.binary(max_size=700), st.lists(st.integers(0, 700), max_size=20))

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from google.protobuf.message import DecodeError
 
+from ppd.proxy import plane
 from ppd.proxy.config import SessionKey
 from ppd.proxy.connectors.leg import Handoff
 from ppd.proxy.connectors.nixl import handle_params
@@ -110,6 +111,8 @@ def arguments(data: bytes) -> None:
     bounds = [*range(0, len(text), step), len(text)]
     second = "".join(cut.feed(text[start:end]) for start, end in pairwise(bounds)) + cut.rest()
     assert whole.feed(text) + whole.rest() == second
+    if plane.IS_BUILT:
+        assert plane.canonical_json(text.encode()) in (None, second.encode())
 
 
 def frames(data: bytes) -> None:

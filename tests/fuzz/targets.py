@@ -112,7 +112,7 @@ def arguments(data: bytes) -> None:
     second = "".join(cut.feed(text[start:end]) for start, end in pairwise(bounds)) + cut.rest()
     assert whole.feed(text) + whole.rest() == second
     if plane.IS_BUILT:
-        assert plane.canonical_json(text.encode()) in (None, second.encode())
+        assert plane.canonical_json(text.encode()) in (None, second.encode("utf-8", "surrogatepass"))
 
 
 def frames(data: bytes) -> None:

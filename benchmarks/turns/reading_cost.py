@@ -1,0 +1,108 @@
+"""What reading a chat costs, in us: from its body to the request, with the keys of its prompt.
+
+    python -m benchmarks.turns.reading_cost
+
+Each body is read again and again, so its frame is known after the second time, as that of a client's later turns is.
+Plain chats have 20 long messages, as in `benchmarks.overhead`. Agents' have 20 tools, and calls with results that are
+program code: in OpenAI's form, and in Anthropic's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from random import Random
+
+import click
+import msgspec
+
+from ppd.offline.experiment.statistics import percentile
+from ppd.proxy.admission.keys import Client
+from ppd.proxy.openai.request import Endpoint
+
+from ..overhead.bodies import MODEL as MOCK
+from ..overhead.bodies import ChatShape, follow_ups
+from ..small.decision_cost import show_table, tool
+from ..small.proxy_here import MODEL, bench
+
+CALLS = (5, 30, 60, 100)
+SIZES = (2_000, 130_000, 600_000)
+_CODE_LINE = '    def step_{at}(self, x): return x[{at}] + "{number:x}"  # and so on'
+
+
+def code(random: Random, size: int) -> str:
+    lines = (_CODE_LINE.format(at=at, number=random.getrandbits(64)) for at in range(size // 60))
+    return "\n".join(lines)
+
+
+def plain(size: int) -> bytes:
+    turns = follow_ups(ChatShape(turns=3, opening_bytes=size, message_bytes=max(1000, size // 20)))
+    return turns.splitlines()[1].replace(f'"{MOCK}"'.encode(), f'"{MODEL}"'.encode())
+
+
+def agents(calls: int) -> bytes:
+    random, messages = Random(calls), list[object]()
+    messages.append({"role": "user", "content": "Find what is wrong, and mend it."})
+    for at in range(calls):
+        arguments = msgspec.json.encode({"command": f"sed -n 1,{at}p file.py", "why": code(random, 120)}).decode()
+        call = {"id": f"call_{at}", "type": "function", "function": {"name": "search_1", "arguments": arguments}}
+        messages.append({"role": "assistant", "content": "I look.", "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": f"call_{at}", "content": code(random, 3000)})
+    return msgspec.json.encode({"model": MODEL, "messages": messages, "tools": [tool(at) for at in range(20)]})
+
+
+def claudes(calls: int) -> bytes:
+    random, messages = Random(calls), list[object]()
+    messages.append({"role": "user", "content": [{"type": "text", "text": "Find what is wrong, and mend it."}]})
+    for at in range(calls):
+        given = {"command": f"sed -n 1,{at}p file.py", "why": code(random, 120)}
+        use = {"type": "tool_use", "id": f"toolu_{at}", "name": "search_1", "input": given}
+        result = {"type": "tool_result", "tool_use_id": f"toolu_{at}", "content": code(random, 3000)}
+        messages.append({"role": "assistant", "content": [{"type": "text", "text": "I look."}, use]})
+        messages.append({"role": "user", "content": [result]})
+    tools = [
+        {"name": f"search_{at}", "input_schema": {"type": "object"}, "description": "x " * 200} for at in range(20)
+    ]
+    return msgspec.json.encode({"model": MODEL, "max_tokens": 64, "messages": messages, "tools": tools})
+
+
+def bodies() -> Iterator[tuple[str, Endpoint, bytes]]:
+    for size in SIZES:
+        yield "plain", Endpoint.CHAT, plain(size)
+    for calls in CALLS:
+        yield f"{calls} calls", Endpoint.CHAT, agents(calls)
+    for calls in CALLS:
+        yield f"{calls} calls", Endpoint.MESSAGES, claudes(calls)
+
+
+async def measure(rounds: int) -> list[tuple[str, Endpoint, int, int, list[float]]]:
+    """By body: its name, endpoint, bytes and units, and the us of each reading after the first three."""
+    one, client = bench(0), Client(name="", tenant="t")
+    found = list[tuple[str, Endpoint, int, int, list[float]]]()
+    try:
+        for name, endpoint, body in bodies():
+            times_us, units = list[float](), 0
+            for _ in range(rounds + 3):
+                started_ns = time.perf_counter_ns()
+                request = await one.proxy.bodies.turn(endpoint, {}, client, body)
+                times_us.append((time.perf_counter_ns() - started_ns) / 1000)
+                units = len(request.prompt.chain.keys)
+            found.append((name, endpoint, len(body), units, times_us[3:]))
+    finally:
+        one.proxy.listener.close()
+    return found
+
+
+@click.command(help=__doc__)
+@click.option("--rounds", default=100, show_default=True, help="Readings of each body.")
+def main(rounds: int) -> None:
+    rows = [
+        [name, str(endpoint), f"{size:,}", str(units), f"{percentile(us, 0.5):.0f} / {percentile(us, 0.99):.0f}"]
+        for name, endpoint, size, units, us in asyncio.run(measure(rounds))
+    ]
+    show_table(["chat", "endpoint", "bytes", "units", "us, median / p99"], rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -41,6 +41,7 @@ FRAME_BYTES = 512
 LONGEST_FRAME_BYTES = 256 * 1024
 MOST_FRAMES, MOST_SEEN = 1024, 4096
 MOST_UNITS = 100_000  # tools in them
+MOST_SAID_BYTES = 2048  # of a frame's names and its salt, which are kept
 
 _MEMBER, _NAMED = "messages", b"messages"
 _MESSAGE_DEPTH = 2  # of the body and the list
@@ -150,7 +151,8 @@ class KnownFrames:
         if members is None or len(members) != len(fields):  # names with escapes, or one that occurs twice
             return
         _, _, start, end = next(one for one in members if one[0] == _MEMBER)
-        if start + len(body) - end > LONGEST_FRAME_BYTES:
+        said = len(request.cache_salt) + sum(len(name) for name, *_ in members)
+        if start + len(body) - end > LONGEST_FRAME_BYTES or said > MOST_SAID_BYTES:
             return
         digest, view = rules.hasher.digest, memoryview(body)
         name = rules.tenant, rules.salted, digest(view[:start]), digest(view[end:])

@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from msgspec.json import Decoder
+from msgspec.json import Decoder, Encoder
 
 from .. import plane
 from ..errors import UNREADABLE, RequestError
 from ..media.items import UUID, media_type
+from .body_members import pruned
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -62,6 +63,7 @@ class PromptMessage(msgspec.Struct, kw_only=True):
         return content.encode("utf-8", "surrogatepass")
 
 
+CANONICAL = Encoder(order="deterministic")
 ANY: Decoder[object] = Decoder(object)
 LIST: Decoder[list[object]] = Decoder(list[object])
 STRING: Decoder[str | None] = Decoder(str | None)
@@ -171,3 +173,13 @@ def string(members: Members, name: str) -> str | None:
 
 def content_of(members: Members, name: str) -> Content:
     return read(CONTENT, members[name], name) if name in members else None
+
+
+def canonical(name: str, raw: bytes) -> bytes:
+    """A member's value in one form; empty where it renders to nothing."""
+    value = pruned(read(ANY, msgspec.Raw(raw), name))
+    return b"" if value is None or value in ([], {}) else CANONICAL.encode(value)
+
+
+def canonical_items(raw: bytes) -> list[bytes]:
+    return [CANONICAL.encode(pruned(one)) for one in read(LIST, msgspec.Raw(raw), "tools")]

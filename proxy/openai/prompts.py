@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import msgspec
-from msgspec.json import Encoder
 
 from ..errors import RequestError
 from ..media.items import UUID, media_type
@@ -30,10 +29,10 @@ from .prompt_shapes import (
     ABSENT,
     ANY,
     BILLING,
+    CANONICAL,
     CONTENT,
     FLAG,
     ITEMS,
-    LIST,
     MESSAGE,
     PROMPT,
     REASONING,
@@ -42,6 +41,8 @@ from .prompt_shapes import (
     Members,
     PromptFunction,
     PromptMessage,
+    canonical,
+    canonical_items,
     comes_with_reasoning,
     content_of,
     first_text,
@@ -70,7 +71,6 @@ _SYSTEM = frozenset(("system", "developer"))
 _REPLY, _BY_USER, _OTHER = b"a", b"u", b"-"  # who says a message; of texts the first letter of the role
 _SERVERS_OWN = frozenset(("id", "status"))
 _BILLING = BILLING.encode()
-_CANONICAL = Encoder(order="deterministic")
 
 
 class PromptReader:
@@ -93,9 +93,9 @@ class PromptReader:
         for name, raw in rendered.items():
             data = bytes(raw)
             if name == "tools" and data.startswith(b"["):
-                tools = self.hasher.units(data, _canonical_items)
+                tools = self.hasher.units(data, canonical_items)
                 continue
-            value, value_size = self.hasher.once(data, partial(_canonical, name))
+            value, value_size = self.hasher.once(data, partial(canonical, name))
             if value_size:
                 parts += (name, f"{value:x}")
                 size += value_size
@@ -291,7 +291,7 @@ class PromptReader:
         return Chain((whole,), (sum(len(text) for _, text in data),), self.hasher, texts=texts), len(data)
 
     def embeddings(self, seed: int, raw: msgspec.Raw) -> Chain:
-        key = self.hasher.key(b"E", f"{seed:x}", _CANONICAL.encode(read(ANY, raw, "prompt_embeds")))
+        key = self.hasher.key(b"E", f"{seed:x}", CANONICAL.encode(read(ANY, raw, "prompt_embeds")))
         return Chain((key,), (MEDIA_BYTES,), self.hasher, texts=(None,))
 
     def _add_content(self, unit: UnitHash, content: Content, *, system: bool = False) -> None:
@@ -331,7 +331,7 @@ class PromptReader:
         for name in ("cache_control", UUID):  # the proxy names media itself
             members.pop(name, None)
         self.has_media = self.has_media or media_type(part) is not None
-        text = _CANONICAL.encode(members)
+        text = CANONICAL.encode(members)
         unit.add_part(b"M", self.hasher.key(b"M", text), min(len(text), MEDIA_BYTES))
         unit.show(None)
 
@@ -389,12 +389,3 @@ def _letter(message: Message) -> bytes:
     if message.role == "user" and (not isinstance(message, PromptMessage) or is_by_user(message.content)):
         return _BY_USER
     return _REPLY if message.role == "assistant" else _OTHER
-
-
-def _canonical(name: str, raw: bytes) -> bytes:
-    value = pruned(read(ANY, msgspec.Raw(raw), name))
-    return b"" if value is None or value in ([], {}) else _CANONICAL.encode(value)  # empty: renders to nothing
-
-
-def _canonical_items(raw: bytes) -> list[bytes]:
-    return [_CANONICAL.encode(pruned(one)) for one in read(LIST, msgspec.Raw(raw), "tools")]

@@ -168,7 +168,7 @@ def messages_at(data, Py_ssize_t at, Py_ssize_t most, TextPoint point):
     most: None too where the plain messages weigh more, as `bones` weighs them. Others are not weighed.
     """
     if at < 0:
-        raise ValueError("where it begins")
+        raise ValueError(f"a list begins at 0 or behind it, not at {at}")
     return listed(held(data), at, most, point)
 
 

@@ -22,8 +22,8 @@ def bones(data):
     """Of a JSON text, as any buffer of bytes: the deepest level, the elements of all lists, and its weight.
 
     The outermost list or object is level 1. An empty list counts as one element. Of lists below level 1,024 none are
-    counted. The weight is at least the number of values, and a 16th of that of escapes in strings: what takes time to decode. For a
-    text that is not JSON the figures mean nothing.
+    counted. The weight is at least the number of values and a 16th of the number of escapes in strings: what takes time
+    to decode. For a text that is not JSON the figures mean nothing.
     """
     cdef Py_buffer view
     cdef Bones found

@@ -25,6 +25,10 @@ typedef struct {
 
 static int polyval_is_there(void) { return __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1"); }
 
+#ifndef POLYVAL_IS_WIDE
+#define POLYVAL_IS_WIDE (__builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("avx512f"))
+#endif
+
 typedef struct {
     __m128i low, middle, high; /* of a product of 256 bits: `middle` overlaps both others by half */
 } polyval_product_t;
@@ -90,7 +94,7 @@ __attribute__((target("avx512f,vpclmulqdq,pclmul,sse4.1"))) static __m128i polyv
 
 POLYVAL_TARGET static void polyval_blocks(const polyval_point_t *point, unsigned char *sum, const unsigned char *at, size_t count) {
     __m128i all = polyval_load(sum);
-    if (count >= POLYVAL_POWERS && __builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("avx512f")) {
+    if (count >= POLYVAL_POWERS && POLYVAL_IS_WIDE) {
         all = polyval_wide(point, all, at, count / POLYVAL_POWERS);
         at += 16 * (count - count % POLYVAL_POWERS);
         count %= POLYVAL_POWERS;

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ppd.proxy import plane
 from ppd.proxy.bodies import known_frames
-from ppd.proxy.bodies.known_frames import LONGEST_FRAME_BYTES, MOST_FRAMES, KnownFrames
+from ppd.proxy.bodies.known_frames import LONGEST_FRAME_BYTES, MOST_FRAMES, MOST_SAID_BYTES, KnownFrames
 from ppd.proxy.config import SessionKey
 from ppd.proxy.connectors import plain_leg
 from ppd.proxy.errors import RequestError
@@ -142,6 +142,9 @@ def test_a_body_that_is_cut_anywhere_is_left_to_reading_all_of_it() -> None:
     [
         chat(USER, REPLY, continue_final_message=True),
         chat(USER, user="x" * LONGEST_FRAME_BYTES),
+        chat(USER, **{"x" * MOST_SAID_BYTES: 1}),
+        chat(USER, **{f"{at:0100}": 1 for at in range(MOST_SAID_BYTES // 100 + 1)}),
+        chat(USER, cache_salt="x" * MOST_SAID_BYTES),
         chat(USER)[:-1] + b', "model": "other"}',
         chat(USER)[:-1] + b', "messages": ' + json.dumps([USER, REPLY, USER]).encode() + b"}",
         b'{"m\\u006fdel": "m", "messages": ' + json.dumps([USER]).encode() + b"}",

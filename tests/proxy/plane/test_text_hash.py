@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import os
+import shutil
+import subprocess
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -86,6 +91,38 @@ def test_a_copy_of_an_open_text_goes_on_by_itself() -> None:
     first.update(b"b")
     second.update(b"c" * 20)
     assert (first.digest(), second.digest()) == (digest(b"a" * 700 + b"b"), digest(b"a" * 700 + b"c" * 20))
+
+
+NARROW = """
+#define POLYVAL_IS_WIDE 0
+#include "polyval.h"
+void digest(const unsigned char *secret, const unsigned char *text, size_t size, size_t cut, unsigned char *to) {
+    polyval_point_t point;
+    polyval_t state;
+    (void)polyval_is_there;
+    polyval_point(&point, secret);
+    polyval_start(&state);
+    polyval_add(&point, &state, text, cut);
+    polyval_add(&point, &state, text + cut, size - cut);
+    polyval_end(&point, &state, to);
+}
+"""
+
+
+def test_a_cpu_without_wide_products_finds_the_same(tmp_path: Path) -> None:
+    (tmp_path / "narrow.c").write_text(NARROW)
+    header = Path(__file__).parents[3] / "proxy" / "plane"
+    flags = ("-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{header}", "-o", "narrow.so", "narrow.c")
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # the sanitizers'
+    subprocess.run([shutil.which("gcc") or "cc", *flags], cwd=tmp_path, env=environment, check=True)
+    narrow = ctypes.CDLL(str(tmp_path / "narrow.so")).digest
+    narrow.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_char_p]
+    narrow.restype = None
+    text, wide = Random(3).randbytes(5000), TextPoint(POINT)
+    for size in (*range(600), 4095, 4096, 5000):
+        found = ctypes.create_string_buffer(16)
+        narrow(POINT, text, size, size * 2 // 3, found)
+        assert found.raw == wide.digest_of(text[:size]), size
 
 
 @pytest.mark.parametrize("secret", [b"", b"x" * 15, b"x" * 17])

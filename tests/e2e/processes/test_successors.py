@@ -87,7 +87,9 @@ async def test_a_successor_begins_with_what_was_valid_last(engine: SimEngine, tm
             await until(partial(replaced, program, victim))
         await until(lambda: log.read_text().count("and is started again") == 2)
         assert await shown(program, context) == {"renewed"}
-        assert await statuses(program, "two") == {200}
+        async with asyncio.timeout(60):
+            while (seen := await statuses(program, "two")) != {200}:
+                assert seen <= {200, 503}, "the key is known; the new leader may not have asked the worker yet"
         assert await statuses(program, "wrong") == {401}
         assert log.read_text().count("and is started again") == 2, "each was started once"
 

@@ -14,7 +14,7 @@ from ..config import ProxyConfig
 from ..errors import RequestError
 from ..openai.answer import AnswerObserver
 from ..openai.body_members import Members
-from ..openai.prompts import PromptReader
+from ..openai.prompts.reader import PromptReader
 from ..openai.reply_key import ReplyKey
 from ..openai.request import Endpoint, ReadingRules, ReadPrompt, Request, parse_request, request_of
 from ..openai.units import weight

@@ -18,8 +18,8 @@ from .. import plane
 from ..config import SessionKey
 from ..errors import UNREADABLE, RequestError
 from ..openai.body_members import SHORT_BYTES, Fields, Members, Places
-from ..openai.prompt_shapes import decode_others
-from ..openai.prompts import PromptReader
+from ..openai.prompts.reader import PromptReader
+from ..openai.prompts.shapes import decode_others
 from ..openai.request import (
     NO_FIELDS,
     Endpoint,
@@ -45,6 +45,7 @@ MOST_SAID_BYTES = 2048  # of a frame's names and its salt, which are kept
 
 _MEMBER, _NAMED = "messages", b"messages"
 _MESSAGE_DEPTH = 2  # of the body and the list
+_PLAIN_DEPTH = 6  # of a plain message's `cache_control`, at most
 
 _Name = tuple[str, Callable[[str], str] | None, bytes, bytes]
 """The tenant, what makes its salts, and the digests of what is before and behind the messages."""
@@ -106,33 +107,36 @@ class KnownFrames:
             self._forget()
             self._aliases, self._templates = rules.aliases, rules.templates
         start = plane.value_start(body, _NAMED) if plane.IS_BUILT else None
-        if start is None:
+        if start is None or depth_limit < _PLAIN_DEPTH:
             return None
-        before = rules.hasher.digest(memoryview(body)[:start])
-        found = plane.messages_at(body, start, most, rules.hasher.point) if before in self._starts else None
+        hasher = rules.hasher
+        before = hasher.digest(memoryview(body)[:start])
+        if before not in self._starts:
+            return None
+        found = plane.messages_at(body, start, most, hasher.point, hasher.known_units.find)
         if found is None:
             return None
         messages, others, end, weighs = found
-        behind = rules.hasher.digest(memoryview(body)[end:])
+        behind = hasher.digest(memoryview(body)[end:])
         frame = self._known.get((rules.tenant, rules.salted, before, behind))
         if frame is None or (room := most - weighs - frame.weighs) < 0:
             return None
-        if others and not _decoded(body, messages, others, room, depth_limit):
+        if others and not _decoded(messages, others, room, depth_limit):
             return None
         known, fields = frame.request, frame.fields_in(body, start, end)
-        reader = PromptReader(rules.hasher, known.template)
+        reader = PromptReader(hasher, known.template)
         try:
             chain = reader.chat(frame.head, messages, prefills=False)
             named = session_name(headers, fields, read_short, None)
         except (RequestError, *UNREADABLE):
             return None
-        label = label_of(rules.hasher, frame.scope, named) if named else None
+        label = label_of(hasher, frame.scope, named) if named else None
         return replace(
             known,
             fields=fields,
             prompt=replace(known.prompt, chain=chain, label=label),
             prompt_bytes=chain.size,
-            has_media=reader.has_media,
+            has_media=reader.content.has_media,
         )
 
     def _forget(self) -> None:
@@ -180,13 +184,12 @@ class KnownFrames:
         self._known[name] = _Frame(known, scope, head, tuple(members), values, end, weighs)
 
 
-def _decoded(body: bytes, messages: list[Any], others: list[int], most: int, depth_limit: int) -> bool:
-    """Decodes the messages that are not one text, at those places of the list, unless there is too much in them."""
-    weight, view = 0, memoryview(body)
+def _decoded(messages: list[Any], others: list[int], most: int, depth_limit: int) -> bool:
+    """Decodes the messages at those places of the list, unless there is too much in them."""
+    weight = 0
     for at in others:
-        start, end = messages[at]
-        depth, _, weighs = plane.bones(view[start:end])
+        depth, _, weighs = plane.bones(messages[at].raw)
         weight += weighs
         if depth > depth_limit - _MESSAGE_DEPTH:
             return False
-    return weight <= most and decode_others(messages, others, view)
+    return weight <= most and decode_others(messages, others)

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from ..media.items import named
 from ..openai.body_members import Edited
-from ..openai.prompt_shapes import REASONING
+from ..openai.prompts.shapes import REASONING
 from ..openai.request import MESSAGES_MEMBER, Endpoint, Request
 
 

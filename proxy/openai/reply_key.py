@@ -11,7 +11,7 @@ from typing import Protocol
 from ..sessions.hasher import Hasher, encoded
 from ..sessions.prefix_chain import BlockHash, Chain, PrefixEnd, UnitHash
 from ..sessions.text_cuts import REPLY_CHARS, reply_alone
-from ..sessions.tool_call_hash import CallHash
+from .prompts.tool_calls import CallHash
 from .request import Endpoint, Request
 
 _CHAT, _COMPLETIONS, _RESPONSES = Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES  # quicker to look up

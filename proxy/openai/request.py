@@ -26,8 +26,8 @@ from ..sessions.session_name import session_name
 from ..sessions.templates import NO_TEMPLATES, PLAIN, Template, Templates
 from . import body_members
 from .body_members import given, required
-from .prompt_shapes import first_user_text, read, read_messages
-from .prompts import PromptReader
+from .prompts.reader import PromptReader
+from .prompts.shapes import first_user_text, read, read_messages
 from .units import DEPTH_LIMIT, UNITS_LIMIT, check_depth, check_units
 
 Fields = body_members.Fields
@@ -214,7 +214,9 @@ def request_of(
         reader = PromptReader(rules.hasher, template, scope)
         chain, count = _chain(endpoint, fields, values, reader, salt)
         is_named_by_opener = rules.session_key is SessionKey.FIRST_USER_MESSAGE
-        known = ReadPrompt(chain, count, _opener(endpoint, fields) if is_named_by_opener else None, reader.has_media)
+        known = ReadPrompt(
+            chain, count, _opener(endpoint, fields) if is_named_by_opener else None, reader.content.has_media
+        )
     chain, opener = known.chain, known.opener
     choices = known.count * _count(values, "n")
     named = opener or session_name(headers, fields, read_short, _NAMES.get(endpoint))
@@ -272,7 +274,7 @@ def _chain(endpoint: Endpoint, fields: Fields, values: Values, reader: PromptRea
         return reader.responses(head, required(fields, "input"), fields.get("instructions"), stored), 1
     system = fields.get("system") if endpoint is Endpoint.MESSAGES else None
     prefills = endpoint is Endpoint.MESSAGES or bool(values.get("continue_final_message"))
-    messages = read_messages(required(fields, "messages"), reader.hasher.point)
+    messages = read_messages(required(fields, "messages"), reader.hasher)
     return reader.chat(head, messages, prefills=prefills, system=system), 1
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 try:
     from .body_buffer import BodyBuffer
-    from .body_parts import PlainMessage, members, messages, messages_at, value_start
-    from .bones import bones
+    from .body_parts import bones, members, value_start
     from .canonical_json import canonical_json
+    from .chat_messages import FoundMessage, PlainMessage, messages, messages_at
     from .envoy_stage import envoy_stage
     from .http1 import AnswerParser, NotHttp, RequestParser
     from .packed_units import PackedUnits, TokenLine
@@ -26,6 +26,7 @@ __all__ = [
     "IS_FAST",
     "AnswerParser",
     "BodyBuffer",
+    "FoundMessage",
     "NotHttp",
     "PackedUnits",
     "PlainMessage",

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""The one form of a tool call's arguments, however they were written: see `sessions/tool_call_hash`."""
+"""The one form of a tool call's arguments, however they were written: see `openai/prompts/tool_calls`."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc

@@ -6,7 +6,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
-from .body_parts cimport PlainMessage
+from .chat_messages cimport FoundMessage, PlainMessage
 from .text_digest cimport DIGEST_BYTES, TextPoint, polyval_add, polyval_end, polyval_start, polyval_t
 
 from .text_digest import IS_FAST as HAS_POINTS
@@ -22,7 +22,6 @@ cdef extern from "sha256.h" nogil:
 IS_FAST = bool(sha256_is_there() and HAS_POINTS)
 """Whether this CPU has the instructions for this and for digests. Without them `hashlib` is as fast."""
 
-cdef tuple NOTHING = ((), (), b"", ())
 cdef bytes UNIT = b"UT"
 
 
@@ -90,45 +89,66 @@ cdef class TextHash:
             keys.append(self._hashed(domain, previous, before, digest))
         return keys
 
-    def run(self, list messages not None, Py_ssize_t at, uint64_t previous, Py_ssize_t size, Py_ssize_t around):
-        """Of the messages from `at` on, as far as each is one text by one of the roles: keys, each chained to the one
-        before it, what the prompt then measures, the texts, and the first letters of the roles. At last the texts of more
-        than `long_bytes`: of each the key before it, what is hashed before it, the text, and what the prompt measures
-        before its message.
+    def unit_key(self, uint64_t previous, bytes start not None):
+        """Of the hash of `U`, `previous` in 8 bytes, and what comes behind them."""
+        cdef sha256_t hash = self._begun(c"U", previous)
+        sha256_add(&hash, PyBytes_AS_STRING(start), PyBytes_GET_SIZE(start))
+        return sha256_end(&hash) >> self._dropped_bits
 
-        size: of the prompt before them. around: what a message has beside its text.
+    def run(self, list messages not None, Py_ssize_t at, uint64_t previous, Py_ssize_t size, Py_ssize_t around, places):
+        """Of the messages from `at` on, as far as each is known, or one text by one of the roles: keys, each chained to the
+        one before it, what the prompt then measures, and a letter for who says each: of a text the first one of its role.
+        At last the texts of more than `long_bytes`: of each the key before it, what is hashed before it, the text, and what
+        the prompt measures before its message.
+
+        size: of the prompt before them. around: what a message has beside its text. places: of tool calls; None where no
+        message has had any, and then the run ends before the first that has.
         """
-        cdef list keys, ends, long_ones
-        cdef bytearray roles
+        cdef list keys = [], ends = [], long_ones = []
+        cdef bytearray letters = bytearray()
         cdef PlainMessage message
+        cdef FoundMessage found
         cdef unsigned char digest[DIGEST_BYTES]
-        cdef bytes before = self._before_text(messages, at)
-        if before is None:
-            return NOTHING
-        keys, ends, roles, long_ones = [], [], bytearray(), []
-        while before is not None:
-            message = <PlainMessage>messages[at]
-            if message.size > self._longest:
-                long_ones.append((previous, before, message, size))
-            message.digest_by(self._point, digest)
-            previous = self._hashed(UNIT, previous, before, digest)
-            size += around + message.size
+        cdef bytes before
+        while 0 <= at < len(messages):
+            if type(messages[at]) is PlainMessage:
+                message = <PlainMessage>messages[at]
+                before = self._before_text(message, places)
+                if before is None:
+                    break
+                if message.size > self._longest:
+                    long_ones.append((previous, before, message, size))
+                message.digest_by(self._point, digest)
+                previous = self._hashed(UNIT, previous, before, digest)
+                size += around + message.size
+                letters.append(PyBytes_AS_STRING(before)[0])
+            elif type(messages[at]) is FoundMessage and places is not None:
+                found = <FoundMessage>messages[at]
+                if found.unit is None:
+                    break
+                places.begin_round()
+                previous = found.unit.key_after(previous, places)
+                size += found.unit.size
+                letters.append(found.unit.letter)
+            else:
+                break
             keys.append(previous)
             ends.append(size)
-            roles.append(PyBytes_AS_STRING(before)[0])
             at += 1
-            before = self._before_text(messages, at)
-        return keys, ends, roles, long_ones
+        return keys, ends, letters, long_ones
 
-    cdef bytes _before_text(self, list messages, Py_ssize_t at):
-        """What comes before the text of the message there; None where the run has ended."""
-        if not 0 <= at < len(messages) or type(messages[at]) is not PlainMessage:
+    cdef bytes _before_text(self, PlainMessage message, places):
+        """What comes before the text of this message; None where it has to be hashed by itself."""
+        cdef bytes before = self._before.get(message.role)
+        if before is None or message.name or not message.size:
             return None
-        cdef PlainMessage message = <PlainMessage>messages[at]
-        before = self._before.get(message.role)
-        if before is None or message.name or message.tool_call_id is not None:
-            return None
-        return before if message.size else None
+        if message.tool_call_id:
+            return None if places is None else self._answering(before, places.result(message.tool_call_id))
+        return before
+
+    cdef bytes _answering(self, bytes before, str call):
+        """before: a role, and what ends each of its three parts."""
+        return before[:-1] + call.encode() + before[-1:]
 
     cdef uint64_t _key(self, uint64_t previous, bytes before, bytes text) noexcept:
         cdef unsigned char digest[DIGEST_BYTES]
@@ -136,15 +156,20 @@ cdef class TextHash:
         return self._hashed(UNIT, previous, before, digest)
 
     cdef uint64_t _hashed(self, bytes domain, uint64_t previous, bytes before, const unsigned char *digest) noexcept:
-        cdef sha256_t hash = self._root
-        cdef unsigned char start[9]
+        cdef sha256_t hash = self._begun(PyBytes_AS_STRING(domain)[0], previous)
         cdef unsigned char end[1 + DIGEST_BYTES]
-        cdef int place
-        start[0], end[0] = PyBytes_AS_STRING(domain)[0], PyBytes_AS_STRING(domain)[1]
-        for place in range(8):
-            start[place + 1] = previous >> (8 * place) & 0xFF
+        end[0] = PyBytes_AS_STRING(domain)[1]
         memcpy(end + 1, digest, DIGEST_BYTES)
-        sha256_add(&hash, start, 9)
         sha256_add(&hash, PyBytes_AS_STRING(before), PyBytes_GET_SIZE(before))
         sha256_add(&hash, end, 1 + DIGEST_BYTES)
         return sha256_end(&hash) >> self._dropped_bits
+
+    cdef sha256_t _begun(self, char domain, uint64_t previous) noexcept:
+        cdef sha256_t hash = self._root
+        cdef unsigned char start[9]
+        cdef int place
+        start[0] = domain
+        for place in range(8):
+            start[place + 1] = previous >> (8 * place) & 0xFF
+        sha256_add(&hash, start, 9)
+        return hash

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -22,12 +22,17 @@ from ..errors import ConfigError
 if TYPE_CHECKING:
     from hashlib import _Hash
 
+    from ..plane.text_hash import Places
+
 KEY_BITS = 60
 """Two of CPython's 30-bit digits: 32 bytes of memory, not 48. Among 2 million keys, two collide in 1 run of 500,000."""
 
 _BEYOND_KEY = 64 - KEY_BITS
 
 USUAL_KEYS = 1024
+
+KNOWN_UNITS_BYTES = 32 << 20
+"""Of units that are kept of messages which are no plain texts: 60,000 at half a KB each."""
 
 KEPT_UNITS = 100_000
 """Of lists that many prompts have: at most 10 MB."""
@@ -43,6 +48,14 @@ TEXT = b"T"  # before a text's digest
 CUT = b"\xfd"  # before that of its beginning; UTF-8 never holds it
 _ROLES = {role: role.encode() + 3 * END for role in ("system", "user", "assistant", "tool", "developer")}
 _IN_RUNS = {role: before for role, before in _ROLES.items() if role != "system"}  # not every text of it counts
+
+
+class OfKnownSize(Protocol):
+    @property
+    def memory_bytes(self) -> int: ...
+
+
+T = TypeVar("T", bound=OfKnownSize)
 
 
 class Units(msgspec.Struct, frozen=True, gc=False):
@@ -66,8 +79,8 @@ LongUnit = tuple[int, bytes, TextInBody, int]
 """A unit that is one text of more than `LONG_BYTES`: the key before it, what is hashed before the text, the text, and
 the bytes of the prompt before the unit."""
 
-TextUnits = tuple[Sequence[int], Sequence[int], bytes | bytearray, Sequence[LongUnit]]
-"""Units that are one text each: keys, ends, the first letters of the roles, and which of them are long."""
+ManyUnits = tuple[Sequence[int], Sequence[int], bytes | bytearray, Sequence[LongUnit]]
+"""Units of messages: keys, ends, a letter for who says each, and which of them are one long text."""
 
 
 class OpenText(Protocol):
@@ -98,13 +111,39 @@ class UncompiledText:
         return self._state.digest()[:DIGEST_BYTES]
 
 
-def no_text_units(messages: list[Any], at: int, previous: int, size: int, around: int) -> TextUnits:
-    """Those of the messages from `at` on, up to the first that is anything but a text.
+def no_units(messages: list[Any], at: int, previous: int, size: int, around: int, places: Places | None) -> ManyUnits:
+    """Those of the messages from `at` on, up to the first that is neither a text nor known.
 
     Compiled code takes all of them in one step; without it each is hashed by itself. size: of the prompt before them.
-    around: what a unit has beside its text.
+    around: what a unit has beside its text. places: of calls, once the prompt has had one.
     """
     return (), (), b"", ()
+
+
+class Newest(Generic[T]):
+    """What was made of bytes, by their digest: of what was asked for last as much as takes `most_bytes` of memory, but
+    for one; never more than twice that."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._newer: dict[bytes, T] = {}
+        self._older: dict[bytes, T] = {}
+        self._bytes = 0  # of the newer ones
+
+    def __len__(self) -> int:
+        return len(self._newer) + len(self._older)
+
+    def find(self, digest: bytes) -> T | None:
+        found = self._newer.get(digest)
+        if found is None and (found := self._older.pop(digest, None)) is not None:
+            self.add(digest, found)
+        return found
+
+    def add(self, digest: bytes, made: T) -> None:
+        if self._bytes + made.memory_bytes > self._most:
+            self._older, self._newer, self._bytes = self._newer, {}, 0
+        self._newer[digest] = made
+        self._bytes += made.memory_bytes
 
 
 class Hasher:
@@ -121,17 +160,20 @@ class Hasher:
         # POLYVAL takes a tenth of SHA-256's time: 4 KB take 0.2 us, not 2.0. Both are told other parts of the secret.
         self.point: plane.TextPoint | None = None  # by which compiled code hashes texts
         self._texts: plane.TextHash | None = None
-        self.text_units: Callable[[list[Any], int, int, int, int], TextUnits] = no_text_units
+        self.many_units: Callable[[list[Any], int, int, int, int, Places | None], ManyUnits] = no_units
+        self.digest: Callable[[bytes | memoryview], bytes] = self._slow_digest  # of a text as a whole
         if plane.IS_FAST:
             self.point = point = plane.TextPoint(hashlib.sha512(_POINT_CONTEXT + secret).digest()[:DIGEST_BYTES])
             self._texts = plane.TextHash(block, point, KEY_BITS, _IN_RUNS, LONG_BYTES)
-            self.text_units, self.open_text = self._texts.run, cast("Callable[[], OpenText]", point.open)
+            self.digest = point.digest_of
+            self.many_units, self.open_text = self._texts.run, cast("Callable[[], OpenText]", point.open)
         else:
             self.open_text = lambda: UncompiledText(self.start(b"Y"))
         self._once: dict[int, tuple[int, int]] = {}
         self._lists: dict[int, Units] = {}
         self._listed = 0  # units in them
         self.known_heads: dict[tuple[int, int], bytes] = {}  # see `text_cuts`
+        self.known_units: Newest[Any] = Newest(KNOWN_UNITS_BYTES)  # by the digest of a message's bytes
         self.usual_key = lru_cache(USUAL_KEYS)(self.key)  # cached, for what nearly every request has again
 
     def start(self, domain: bytes, previous: int = 0, first: bytes = b"") -> _Hash:
@@ -140,10 +182,7 @@ class Hasher:
         state.update(domain + previous.to_bytes(8, "little") + first)
         return state
 
-    def digest(self, text: bytes | memoryview) -> bytes:
-        """Of a text as a whole."""
-        if self.point is not None:
-            return self.point.digest_of(text)
+    def _slow_digest(self, text: bytes | memoryview) -> bytes:
         whole = self.open_text()
         whole.update(text)
         return whole.digest()
@@ -197,6 +236,12 @@ class Hasher:
             return self._texts.key(previous, before, text)
         return finished(self.start(b"U", previous, before + text_part(self.digest(text))))
 
+    def unit(self, previous: int, said: bytes) -> int:
+        """The key of a unit that hashes these bytes."""
+        if self._texts is not None:
+            return self._texts.unit_key(previous, said)
+        return finished(self.start(b"U", previous, said))
+
     def message_unit(self, previous: int, before: bytes, message: plane.PlainMessage) -> int:
         """As `text_unit`, of a message that was found in a body. before: by `before_parts`."""
         if self._texts is not None:
@@ -240,3 +285,8 @@ def encoded(text: str) -> bytes:
 def text_part(digest: bytes) -> bytes:
     """What stands for a text in the hash of its unit."""
     return TEXT + digest
+
+
+def key_part(kind: bytes, key: int) -> bytes:
+    """What stands for a part with a key of its own there. kind: one byte other than T."""
+    return kind + key.to_bytes(8, "little")

@@ -12,18 +12,19 @@ that ends inside a block is known by the block's start, and by the length and a 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from msgspec.structs import force_setattr, replace
 
-from .hasher import Hasher, TextInBody, before_parts, encoded, finished, text_part
+from .hasher import Hasher, TextInBody, before_parts, encoded, finished, key_part, text_part
 
 if TYPE_CHECKING:
     from hashlib import _Hash
 
+    from ..plane.text_hash import Places
     from .hasher import OpenText
 
 UNIT_OVERHEAD_BYTES = 16
@@ -85,6 +86,21 @@ def _shared(marks: Marks) -> Marks:
     return marks
 
 
+class ResultUnit(Protocol):
+    """The unit of a tool's result that is a part of a message."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def text(self) -> str | None: ...
+    def key_after(self, previous: int, places: Any) -> int: ...
+
+
+def longer(one: str | None, other: str | None) -> str | None:
+    """By the longest text of a unit its tokens are counted; None: it holds media."""
+    return None if one is None or other is None else max(one, other, key=len)
+
+
 class UnitHash:
     """One unit as it is hashed. It grows only at its end, so a reply can be hashed as it streams."""
 
@@ -105,11 +121,10 @@ class UnitHash:
         self._state = hasher.start(b"U", previous, before_parts(role, name, call_id))
         self._open: OpenText | None = None  # the text that may go on
         self.size = UNIT_OVERHEAD_BYTES
-        self.text: str | None = ""  # the longest that it was shown, to count tokens by; None where it holds media
+        self.text: str | None = ""  # the longest that it was shown; see `longer`
 
     def show(self, text: str | None) -> None:
-        if self.text is not None and (text is None or len(text) > len(self.text)):
-            self.text = text
+        self.text = longer(self.text, text)
 
     def begin_text(self) -> None:
         """The next `add_text` begins a text part of its own."""
@@ -134,8 +149,16 @@ class UnitHash:
     def add_part(self, kind: bytes, key: int, size: int) -> None:
         """A part with a key of its own: media, a tool call, a tool's result. `kind` is one byte other than T."""
         self.begin_text()
-        self._state.update(kind + key.to_bytes(8, "little"))
+        self._state.update(key_part(kind, key))
         self.size += size
+
+    def add_call(self, id: str, key_of: Callable[[str], int], size: int, places: Places) -> None:
+        """key_of: the call's key, by the id that is hashed with it."""
+        self.add_part(b"C", key_of(places.call(id)), size)
+
+    def add_result(self, result: ResultUnit, places: Places) -> None:
+        self.add_part(b"R", result.key_after(0, places), result.size)
+        self.show(result.text)
 
     def copy(self) -> UnitHash:
         twin = object.__new__(UnitHash)

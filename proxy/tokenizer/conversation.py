@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ..openai.prompt_shapes import BILLING
+from ..openai.prompts.shapes import BILLING
 from .chat_template import ChatTemplate, Message, Tools
 
 Body = dict[str, Any]

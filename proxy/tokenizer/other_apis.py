@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from ..openai.prompt_shapes import BILLING
+from ..openai.prompts.shapes import BILLING
 from .chat_template import ChatTemplate, Message
 from .conversation import Body, Conversation, Unrenderable, chat_tool, variables
 

@@ -26,13 +26,13 @@ from ppd.proxy.gateway.messages import ProcessingRequest, Stage, _decoded_stage,
 from ppd.proxy.gateway.wire.frames import END_HEADERS, END_STREAM, PREFACE, FrameType, frame
 from ppd.proxy.openai.answer import AnswerObserver, AnswerSummary
 from ppd.proxy.openai.edits import Edits, edited_body
+from ppd.proxy.openai.prompts.tool_calls import CanonicalJson
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.openai.sse import EventSplitter, Fragment, event_data, with_data
 from ppd.proxy.openai.stream_relay import StreamRelay, broken_off
 from ppd.proxy.openai.units import check_depth
 from ppd.proxy.sessions.prefix_chain import PrefixEnd
-from ppd.proxy.sessions.tool_call_hash import CanonicalJson
 from tests.proxy.gateway.connections import call, echoed, fake_picker
 from tests.support.fake_connections import Answered, Pace, Served, answered, served
 from tests.support.requests import parse, parse_bytes

@@ -15,8 +15,9 @@ def uncompiled_beliefs() -> dict[str, Any]:
     return uncompiled("beliefs", ["entries", "cache_book", "beliefs", "turn_touches"], others=["held"])
 
 
-def uncompiled_estimates() -> dict[str, Any]:
-    return uncompiled("sessions", ["text_kinds", "token_estimates"], others=["prefix_chain"])
+def uncompiled_sessions() -> dict[str, Any]:
+    names = ["text_kinds", "token_estimates", "message_units"]
+    return uncompiled("sessions", names, others=["hasher", "prefix_chain"])
 
 
 def uncompiled(room: str, names: Sequence[str], others: Sequence[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import string
 from collections.abc import Callable
 from typing import Any
 
-from ppd.proxy.openai.prompt_shapes import BILLING
+from ppd.proxy.openai.prompts.shapes import BILLING
 
 _WORD = re.compile(r"[A-Za-z0-9]+")
 _HEX = re.compile(r"(?=.*[0-9])(?=.*[a-f])[0-9a-f]{4,}")

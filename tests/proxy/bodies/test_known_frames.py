@@ -199,18 +199,17 @@ def test_the_tools_of_all_frames_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
         assert len(frames) == len(frames._starts) == (1, 2, 1)[number]
 
 
-TOOL = {"role": "tool", "content": [{"type": "text", "text": "one"}]}
+TOOL = {"role": "tool", "content": [{"type": "text", "text": "one"}, {"type": "a", "b": [[]]}]}
 
 
 @pytest.mark.parametrize("more", [[], [TOOL]], ids=["texts alone", "and another message"])
 def test_a_body_with_too_much_in_it_is_left_to_reading_all_of_it(more: list[object]) -> None:
     frames, body = taught(chat(USER)), chat(USER, REPLY, {**USER, "content": "\n" * 50}, *more)
     depth, _, weighs = plane.bones(body)
-    room = weighs + 5  # what is counted twice
-    assert frames.request(body, {}, RULES, most=room, depth_limit=depth) is not None
-    assert frames.request(body, {}, RULES, most=weighs - 1, depth_limit=depth) is None
-    if more:
-        assert frames.request(body, {}, RULES, most=room, depth_limit=depth - 1) is None
+    room, deep = weighs + 9, max(depth, 6)  # what is counted twice; as deep as a plain message can be
+    assert frames.request(body, {}, RULES, most=room, depth_limit=deep) is not None
+    assert frames.request(body, {}, RULES, most=weighs - 1, depth_limit=deep) is None
+    assert frames.request(body, {}, RULES, most=room, depth_limit=deep - 1) is None
 
 
 def test_a_frame_keeps_nothing_of_the_messages() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ppd.proxy import plane
 from ppd.proxy.errors import RequestError
 from ppd.proxy.openai.body_members import SHORT_BYTES, Members, located
-from ppd.proxy.openai.prompt_shapes import MESSAGES, PromptMessage, read_messages
+from ppd.proxy.openai.prompts.shapes import MESSAGES, PromptMessage, read_messages, whole
 from ppd.proxy.openai.request import Endpoint, ReadingRules, parse_request, request_of
 from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.text_cuts import cuts_of
@@ -32,6 +32,15 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=6,
 )
+TEXT_KINDS = (b'"text"', b'"input_text"', b'"output_text"')
+PART = st.fixed_dictionaries(
+    {"type": st.sampled_from(["text", "input_text", "output_text", "thinking", "tool_use"]), "text": TEXTS | st.none()},
+    optional={
+        "cache_control": st.none() | st.just({"type": "ephemeral", "ttl": "5m"}) | VALUES,
+        "citations": st.none(),
+        "uuid": st.none() | TEXTS,
+    },
+)
 ROLES = st.sampled_from(["user", "assistant", "system", "tool", "rôle", ""])
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 OTHERS = {
@@ -41,7 +50,7 @@ OTHERS = {
     "reasoning": st.none() | TEXTS,
     "refusal": VALUES,
 }
-CONTENTS = st.none() | TEXTS | st.just([{"type": "text", "text": "one"}]) | VALUES
+CONTENTS = st.none() | TEXTS | st.lists(PART, max_size=2) | VALUES
 MESSAGE = st.fixed_dictionaries({"role": ROLES, "content": CONTENTS}, optional=OTHERS)
 SPANS = st.tuples(st.integers(0, 400), st.integers(0, 6), st.binary(max_size=4))
 """Where bytes are taken away, how many, and what is put in their place."""
@@ -66,17 +75,31 @@ def decoded(raw: bytes) -> list[PromptMessage] | None:
 
 def found(raw: bytes) -> list[Any] | None:
     try:
-        return read_messages(msgspec.Raw(raw))
+        return read_messages(msgspec.Raw(raw), RULES.hasher)
     except RequestError:
         return None
 
 
-def shown(message: Any) -> tuple[object, ...]:
-    calls = message.tool_calls and [(call.id, call.function.name) for call in message.tool_calls]
-    parts = message.content
+def one_text(parts: list[Any]) -> bytes | None:
+    """A list with a text and nothing else is the same content as the text, written as a string."""
+    if len(parts) != 1 or not isinstance(parts[0], dict) or not {"type", "text"} <= parts[0].keys():
+        return None
+    (part,) = parts
+    if part.keys() - {"type", "text", "cache_control"} or bytes(part["type"]) not in TEXT_KINDS:
+        return None
+    text = msgspec.json.decode(part["text"])
+    return text.encode() if isinstance(text, str) else None
+
+
+def shown(found: Any) -> tuple[object, ...]:
+    message: Any = whole(found)
+    calls = message.tool_calls and [(call.id, call.function and call.function.name) for call in message.tool_calls]
+    parts, utf8 = message.content, message.utf8
+    if isinstance(parts, list) and (text := one_text(parts)) is not None:
+        parts, utf8 = text.decode(), text
     if isinstance(parts, list):
         parts = [{k: bytes(raw) for k, raw in part.items()} if isinstance(part, dict) else part for part in parts]
-    return message.role, parts, message.name, message.tool_call_id, calls or None, message.utf8
+    return message.role, parts, message.name, message.tool_call_id, calls or None, utf8
 
 
 @given(st.lists(MESSAGE, max_size=4), st.booleans(), st.sampled_from([None, 1]), st.lists(SPANS, max_size=2))
@@ -161,7 +184,25 @@ PLAIN = b'{"role": "user", "content": "hi"}'
         ('{"role":"rôle","content":"hi"}'.encode(), False),
         (b'{"role":"assistant","content":"hi","tool_calls":[]}', False),
         (b'{"role":"assistant","content":"hi","refusal":"no"}', False),
-        (b'{"role":"user","content":[{"type":"text","text":"hi"}]}', False),
+        (b'{"role":"user","content":[{"type":"text","text":"hi"}]}', True),
+        (b'{"content": [ {"text": "h\\ni" , "type": "input_text"} ] , "role": "user"}', True),
+        (
+            b'{"role":"user","content":[{"type":"text","text":"a","cache_control":{"type":"ephemeral","ttl":"5m"}}]}',
+            True,
+        ),
+        (b'{"role":"user","content":[{"type":"text","text":"a","cache_control":{"type":1}}]}', False),
+        (b'{"role":"user","content":[{"type":"text","text":"a","cache_control":{"typ\\u0065":"a"}}]}', False),
+        (b'{"role":"user","content":[{"type":"text","text":"a","cache_control":null}]}', False),
+        (b'{"role":"user","content":[{"type":"text","text":"a","uuid":null}]}', False),
+        (b'{"role":"user","content":[{"type":"text","text":"a","text":"b"}]}', False),
+        (b'{"role":"user","content":[{"type":"text","type":"text","text":"b"}]}', False),
+        (b'{"role":"user","content":[{"type":"image","text":"b"}]}', False),
+        (b'{"role":"user","content":[{"type":"text"}]}', False),
+        (b'{"role":"user","content":[{"text":"b"}]}', False),
+        (b'{"role":"user","content":[{"type":"text","text":"a"},"b"]}', False),
+        (b'{"role":"user","content":[{"type":"text","text":"a"}],"content":"b"}', False),
+        (b'{"role":"user","content":["a"]}', False),
+        (b'{"role":"user","content":[]}', False),
     ],
 )
 def test_a_message_that_is_one_text_is_not_decoded(raw: bytes, is_plain: bool) -> None:
@@ -172,7 +213,8 @@ def test_a_message_that_is_one_text_is_not_decoded(raw: bytes, is_plain: bool) -
     if is_plain:
         assert isinstance(parts[1], plane.PlainMessage) and others == []
     else:
-        assert parts[1] == (len(PLAIN) + 3, len(PLAIN) + 3 + len(raw)) and others == [1]
+        assert isinstance(parts[1], plane.FoundMessage) and others == [1]
+        assert (bytes(parts[1].raw), parts[1].digest, parts[1].unit) == (raw, None, None)
     expected = MESSAGES.decode(b"[%b]" % raw)
     assert list(map(shown, found(b"[%b]" % raw) or [])) == list(map(shown, expected))
 

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppd.proxy.openai.prompt_shapes import read_messages
-from ppd.proxy.openai.prompts import PromptReader
+from ppd.proxy.openai.prompts.reader import PromptReader
+from ppd.proxy.openai.prompts.shapes import read_messages
 from ppd.proxy.plane import IS_FAST, TextHash, TextPoint, messages
-from ppd.proxy.sessions.hasher import Hasher, no_text_units
+from ppd.proxy.sessions.hasher import Hasher, no_units
 from ppd.proxy.sessions.prefix_chain import Chain
 from ppd.proxy.sessions.text_cuts import cuts_of
 from ppd.proxy.sessions.text_kinds import kind_of
@@ -202,7 +202,7 @@ def test_a_run_ends_before_the_first_message_that_is_not_a_text_by_one_of_the_ro
     def taken(*said: object) -> int:
         told = messages(msgspec.json.encode([{"role": "user", "content": "one"}, *said]))
         assert told is not None
-        keys, ends, roles, _ = hash_of().run(told[0], 0, 7, 100, 16)
+        keys, ends, roles, _ = hash_of().run(told[0], 0, 7, 100, 16, None)
         assert len(keys) == len(ends) == len(roles)
         return len(keys)
 
@@ -212,7 +212,7 @@ def test_a_run_ends_before_the_first_message_that_is_not_a_text_by_one_of_the_ro
         {"role": "user", "content": ""},
         {"role": "user", "content": "a", "name": "b"},
         {"role": "tool", "content": "a", "tool_call_id": "b"},
-        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "user"},
     ):
         assert taken(other, {"role": "user", "content": "a"}) == 1, other
@@ -228,8 +228,8 @@ def test_a_run_tells_keys_ends_and_roles(point: TextPoint | None) -> None:
     assert told is not None
     first = expected(7, b"tool<", b"b\n")
     keys = [first, expected(first, b"user<", b"d")]
-    assert hash_of().run(told[0], 1, 7, 100, 16) == (keys, [118, 135], bytearray(b"tu"), [])
-    assert hash_of().run(told[0], 3, 7, 100, 16) == ((), (), b"", ())
+    assert hash_of().run(told[0], 1, 7, 100, 16, None) == (keys, [118, 135], bytearray(b"tu"), [])
+    assert hash_of().run(told[0], 3, 7, 100, 16, None) == ([], [], bytearray(), [])
 
 
 def test_a_run_tells_which_texts_are_long() -> None:
@@ -237,7 +237,7 @@ def test_a_run_tells_which_texts_are_long() -> None:
     assert told is not None
     first = expected(7, b"user<", b"123456789")
     second = expected(first, b"tool<", b"1234567890")
-    keys, ends, _, long_ones = hash_of().run(told[0], 0, 7, 100, 16)
+    keys, ends, _, long_ones = hash_of().run(told[0], 0, 7, 100, 16, None)
     assert (keys, ends, long_ones) == ([first, second], [125, 151], [(first, b"tool<", told[0][1], 125)])
 
 
@@ -253,13 +253,13 @@ MESSAGE = st.fixed_dictionaries(
 @given(st.lists(MESSAGE | MESSAGE.map(lambda one: {**one, "role": "user"}), min_size=1, max_size=40), st.booleans())
 def test_a_chat_has_the_chain_that_single_steps_give(chat: list[Any], prefills: bool) -> None:
     slow = Hasher(b"s" * 32)
-    slow._texts, slow.text_units = None, no_text_units
+    slow._texts, slow.many_units = None, no_units
     raw = msgspec.Raw(msgspec.json.encode(chat))
 
     def read(hasher: Hasher) -> tuple[object, ...]:
         reader = PromptReader(hasher)
         tools = {"tools": msgspec.Raw(b'[{"type": "function"}]')} if len(chat) % 2 else {}
-        chain: Chain = reader.chat(reader.head("", tools), read_messages(raw, hasher.point), prefills=prefills)
+        chain: Chain = reader.chat(reader.head("", tools), read_messages(raw, hasher), prefills=prefills)
         unit = chain.open_unit and (chain.open_unit.key(), chain.open_unit.size)
         kinds = tuple(map(kind_of, chain.texts))
         return chain.keys, chain.ends, chain.marks, kinds, unit, list(cuts_of(chain))

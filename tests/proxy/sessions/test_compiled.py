@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppd.proxy.sessions import text_kinds, token_estimates
+from ppd.proxy.sessions import message_units, text_kinds, token_estimates
 from ppd.proxy.sessions.prefix_chain import Chain, Marks
 from ppd.proxy.sessions.text_kinds import Kind
-from tests.proxy.uncompiled import is_compiled, uncompiled_estimates
+from tests.proxy.uncompiled import is_compiled, uncompiled_sessions
 from tests.support.requests import HASHER
 
-UNCOMPILED = uncompiled_estimates()
+UNCOMPILED = uncompiled_sessions()
 
 pytestmark = pytest.mark.skipif(
-    not is_compiled(text_kinds, token_estimates), reason="the compiled modules are not built"
+    not is_compiled(text_kinds, token_estimates, message_units), reason="the compiled modules are not built"
 )
 
 TEXT = st.one_of(st.text(), st.text(' aeinst{}0:",', min_size=500), st.binary(), st.none(), st.sampled_from([*Kind]))
@@ -76,3 +76,58 @@ def test_the_same_is_learnt(turns: list[tuple[str, dict[int, int], int, int | No
 def test_what_are_no_amounts_is_an_error_and_nothing_else(added: Any) -> None:
     with pytest.raises((IndexError, TypeError)):
         token_estimates.TokenEstimator().estimate("m", added)
+
+
+IDS = st.sampled_from(["", "c1", "c2", "c3", "\ud800"])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("text"), st.sampled_from(["", "a", "\ud800", "x" * 5000])),
+        st.tuples(st.just("part"), st.integers(0, (1 << 60) - 1)),
+        st.tuples(st.just("call"), IDS),
+        st.tuples(st.just("result"), IDS),
+        st.tuples(st.just("show"), st.sampled_from(["longer than a", None])),
+    ),
+    max_size=6,
+)
+
+
+class Cuts:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, bytes, int]] = []
+
+    def note(self, state: Any, text: bytes, offset: int) -> None:
+        self.told.append((state.hexdigest(), text, offset))
+
+
+def played(module: Any, messages: list[tuple[str, list[tuple[str, Any]]]], prints_ids: bool) -> list[Any]:
+    """Each message's unit, made and joined to what comes before, once with its text and once without."""
+    places, found, previous, cuts = module.CallPlaces(as_they_are=prints_ids), [], 7, Cuts()
+    for answers, steps in messages:
+        unit = module.MessageUnit(HASHER, "tool", "n", answers)
+        for kind, value in steps:
+            unit.begin_text()
+            if kind == "text":
+                unit.add_text(value)
+                unit.show(value)
+            elif kind == "part":
+                unit.add_part(b"M", value, 4)
+            elif kind == "call":
+                unit.add_call(value, len, 9, places)
+            elif kind == "result":
+                result = module.MessageUnit(HASHER, "tool", "", value, is_part=True)
+                result.add_text("x" * 5000)
+                unit.add_result(result, places)
+            else:
+                unit.show(value)
+        places.begin_round()
+        found += [unit.text, unit.size, unit.is_cut, unit.role, unit.kind]
+        previous = unit.key_after(previous, places, cuts)
+        kept, again = unit.keep(), unit.key_after(previous, places)
+        found += [previous, kept, again, unit.kind, unit.memory_bytes, unit.text, places.result(answers)]
+    return [*found, cuts.told]
+
+
+@given(st.lists(st.tuples(IDS, STEPS), max_size=5), st.booleans())
+def test_units_of_messages_are_the_same(messages: list[tuple[str, list[tuple[str, Any]]]], prints_ids: bool) -> None:
+    expected = played(UNCOMPILED["message_units"], messages, prints_ids)
+    assert played(message_units, messages, prints_ids) == expected

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+from typing import NamedTuple
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ppd.proxy import plane
 from ppd.proxy.errors import ConfigError
-from ppd.proxy.sessions.hasher import DIGEST_BYTES, KEY_BITS, USUAL_KEYS, Hasher
+from ppd.proxy.sessions.hasher import DIGEST_BYTES, KEY_BITS, USUAL_KEYS, Hasher, Newest
 from ppd.proxy.sessions.prefix_chain import UnitHash
 from tests.support.requests import HASHER
 
@@ -67,3 +72,25 @@ def test_a_value_is_brought_into_form_once_and_known_by_what_it_comes_to() -> No
         hasher.once(str(number).encode(), form)
     formed.clear()
     assert hasher.once(b" a", form)[1] == 1 and formed == [b" a"], "what was long ago is forgotten"
+
+
+class Made(NamedTuple):
+    number: int
+    memory_bytes: int
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=60), st.integers(2, 20))
+def test_what_was_asked_for_last_is_kept(steps: list[tuple[bool, int]], most: int) -> None:
+    kept, newest, sizes = Newest[Made](most), list[int](), (1, 1, 1, 2, 2, 2, 1, 1, 2, 2)  # the last is the newest
+    for is_added, number in steps:
+        found = kept.find(b"%d" % number)
+        assert found in (Made(number, sizes[number]), None)
+        recent = [*accumulate(sizes[one] for one in reversed(newest))]
+        assert found or number not in newest or recent[newest[::-1].index(number)] > most - 1, (
+            "but for one that found no room"
+        )
+        if is_added and found is None:
+            kept.add(b"%d" % number, Made(number, sizes[number]))
+        if is_added or found is not None:
+            newest = [*(one for one in newest if one != number), number]
+        assert sum(one.memory_bytes for table in (kept._newer, kept._older) for one in table.values()) <= 2 * most

@@ -75,6 +75,14 @@ def test_another_numbering_is_the_same_prompt(endpoint: Endpoint) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ROUND)
+def test_an_id_that_comes_again_is_the_newer_calls_alone(endpoint: Endpoint) -> None:
+    """The older one has no result. What is new in the first reading is known in the second."""
+    prompts = [conversation(endpoint, ids, [("a", 2, [1]), ("b", 1, [0])]) for ids in NUMBERED.values()]
+    read = [parse(endpoint, prompt).prompt.chain.keys for prompt in (*prompts, *prompts)]
+    assert len(set(read)) == 1
+
+
+@pytest.mark.parametrize("endpoint", ROUND)
 def test_the_result_of_another_call_is_another_prompt(endpoint: Endpoint) -> None:
     ids = NUMBERED["one after the other"]
     one = conversation(endpoint, ids, [("", 2, [0, 1])])

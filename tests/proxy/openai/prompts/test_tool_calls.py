@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ppd.proxy import plane
-from ppd.proxy.sessions.tool_call_hash import CallHash, CallPlaces, CanonicalJson
+from ppd.proxy.openai.prompts.tool_calls import CallHash, CanonicalJson
+from ppd.proxy.sessions.message_units import CallPlaces
 from tests.support.requests import HASHER
 
 

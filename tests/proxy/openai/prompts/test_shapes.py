@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
-from ppd.proxy.openai.prompt_shapes import PromptMessage, comes_with_reasoning
+from ppd.proxy.openai.prompts.shapes import PromptMessage, comes_with_reasoning
 from tests.support.requests import text
 
 

@@ -11,33 +11,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import RequestError
-from ..media.items import UUID, media_type
-from ..sessions.hasher import LONG_BYTES, NO_UNITS, Hasher, before_parts, encoded
-from ..sessions.prefix_chain import NO_MARKS, UNIT_OVERHEAD_BYTES, BlockHash, Chain, TextOrKind, UnitHash
-from ..sessions.prompt_head import Head, OpenChain
-from ..sessions.templates import PLAIN, Template
-from ..sessions.text_cuts import FINE_BYTES, LEAST_HEAD_BYTES, TextCuts, UnitText
-from ..sessions.text_kinds import SAMPLED_UNITS
-from ..sessions.tool_call_hash import CallHash, CallPlaces
-from .body_members import pruned
-from .prompt_shapes import (
+from ...errors import RequestError
+from ...sessions.hasher import LONG_BYTES, NO_UNITS, Hasher, before_parts, encoded
+from ...sessions.message_units import MessageUnit
+from ...sessions.prefix_chain import NO_MARKS, UNIT_OVERHEAD_BYTES, BlockHash, Chain, TextOrKind, UnitHash
+from ...sessions.prompt_head import Head, OpenChain
+from ...sessions.templates import PLAIN, Template
+from ...sessions.text_cuts import FINE_BYTES, LEAST_HEAD_BYTES, TextCuts, UnitText
+from ...sessions.text_kinds import SAMPLED_UNITS
+from ..units import LIST_LIMIT, check_lists, prompt_bytes, too_many_prompts
+from .content import MEDIA_BYTES, UnitContent
+from .shapes import (
     ABSENT,
     ANY,
     BILLING,
     CANONICAL,
     CONTENT,
-    FLAG,
+    FOUND_MESSAGE,
     ITEMS,
     MESSAGE,
+    PLAIN_MESSAGE,
     PROMPT,
     REASONING,
-    STRING,
-    Content,
     Members,
     PromptFunction,
     PromptMessage,
@@ -47,28 +46,26 @@ from .prompt_shapes import (
     content_of,
     first_text,
     is_by_user,
+    keep_unit,
+    known_unit,
     only_text,
-    part_text,
     read,
     string,
+    text_or_kind,
     texts,
+    whole,
 )
-from .units import LIST_LIMIT, check_lists, prompt_bytes, too_many_prompts
 
 if TYPE_CHECKING:
-    from .. import plane
-    from .prompt_shapes import Message
+    from ... import plane
+    from .shapes import Message, WholeMessage
 
-MEDIA_BYTES = 4096
-"""The size in prompt bytes of an image, sound or file: about a thousand tokens. Its own size says nothing."""
-
-LONG_ARGUMENTS_BYTES = 1024 * 1024
-"""No model writes so much in one call. Longer arguments are compared as they are: another way to write them is another
-call."""
+    Unit = UnitHash | MessageUnit
 
 _CALLS = frozenset(("function_call", "custom_tool_call"))
 _SYSTEM = frozenset(("system", "developer"))
-_REPLY, _BY_USER, _OTHER = b"a", b"u", b"-"  # who says a message; of texts the first letter of the role
+_REPLY, _BY_USER, _OTHER = b"au-"  # who says a message; of texts the first letter of the role
+_LETTERS = {"assistant": _REPLY, "user": _BY_USER}
 _SERVERS_OWN = frozenset(("id", "status"))
 _BILLING = BILLING.encode()
 
@@ -80,10 +77,9 @@ class PromptReader:
         """scope: the key in which the chain begins."""
         self.hasher, self.scope = hasher, scope
         self._template = template
+        self.content = UnitContent(hasher, template)
         self._newest: list[TextOrKind] = []
-        self._seen: CallPlaces | None = None  # made with the first call or result: most prompts have none
         self._cuts = TextCuts()
-        self.has_media = False
         self._system_texts: Callable[[], list[str]] = list  # with the role before them
 
     def head(self, salt: str, rendered: Mapping[str, msgspec.Raw]) -> Head:
@@ -102,19 +98,13 @@ class PromptReader:
         key = self.hasher.usual_key if parts == [""] else self.hasher.key  # cached where it holds no client data
         return Head(key(b"S", *parts, previous=self.scope), size, tools, self._template.tools_first)
 
-    @property
-    def _places(self) -> CallPlaces:
-        if self._seen is None:
-            self._seen = CallPlaces(as_they_are=self._template.prints_call_ids)
-        return self._seen
-
     def _system_unit(self, seed: int, raw: msgspec.Raw | None, name: str) -> tuple[int, int] | None:
         content = None if raw is None else read(CONTENT, raw, name)
         if not content:
             return None
         self._system_texts = lambda: ["system", *texts(content)]
         unit = UnitHash(self.hasher, seed, "system")
-        self._add_content(unit, content, system=True)
+        self.content.add(unit, content, system=True)
         return unit.key(), unit.size
 
     def _note_head(self, head: Head, keys: Sequence[int], ends: Sequence[int], *, has_system: bool) -> None:
@@ -131,20 +121,22 @@ class PromptReader:
         """
         if not messages:
             raise RequestError("messages: must not be empty", param="messages")
-        last = messages[-1]
-        continues = prefills and last.role == "assistant" and not last.tool_calls
+        last = whole(messages[-1]) if prefills else None
+        continues = last is not None and last.role == "assistant" and not last.tool_calls
         before = None if system is None else self._system_unit(head.seed, system, "system")
         if before is None and messages[0].role in _SYSTEM:
-            first = messages.pop(0)
+            first = whole(messages.pop(0))
             self._system_texts = lambda: [first.role, *texts(first.content)]
-            before = self._message(head.seed, first)
+            before = self._message(head.seed, first)[:2]
         keys, ends, size = head.chain(before)
         head_end = len(keys) - 1
         if head_end:
             self._note_head(head, keys, ends, has_system=before is not None)
         roles, unit = self._add_messages(messages, keys, ends, size, continues=continues)
         last_reply = max(roles.rfind(_REPLY), 0)
-        reply = messages[last_reply - head_end - 1] if last_reply else None
+        reply: Any = messages[last_reply - head_end - 1] if last_reply else None
+        if type(reply) is FOUND_MESSAGE:
+            reply = whole(reply)
         marks = head.marks(
             max(roles.find(_BY_USER), 0),
             max(roles.rfind(_BY_USER), 0),
@@ -169,15 +161,17 @@ class PromptReader:
         size: of the head, whose keys and ends are there.
         """
         roles, unit, mask, at = bytearray(len(keys)), None, self._cuts.mask, 0
-        closed, text_units = messages[:-1] if continues else messages, self.hasher.text_units
+        closed, many_units = messages[:-1] if continues else messages, self.hasher.many_units
         while at < len(messages):
-            # Nearly all messages of nearly all chats are one text: one step takes all up to the next that is not.
-            found, sizes, by, long_ones = text_units(closed, at, keys[-1] ^ mask, size, UNIT_OVERHEAD_BYTES)
+            # Nearly all messages of a chat are one text, or known: one step takes all up to the next that is neither.
+            previous, places = keys[-1] ^ mask, self.content.seen_places
+            found, sizes, by, long_ones = many_units(closed, at, previous, size, UNIT_OVERHEAD_BYTES, places)
             if found:
                 keys += [key ^ mask for key in found] if mask else found
                 ends += sizes
                 roles += by
-                self._newest += cast("list[plane.PlainMessage]", closed[at : at + len(found)])
+                newest: list[Any] = closed[max(at, at + len(found) - SAMPLED_UNITS) : at + len(found)]
+                self._newest += newest if places is None else map(text_or_kind, newest)
                 if long_ones:
                     self._cuts.note_units(long_ones)
                 at, size = at + len(found), sizes[-1]
@@ -185,58 +179,71 @@ class PromptReader:
                     break
             message, self._cuts.start = messages[at], size
             if at == len(closed):
-                unit = self._message_unit(keys[-1] ^ mask, message)
-                key, unit_size = unit.key(), unit.size
+                unit = self._open_unit(keys[-1] ^ mask, whole(message))
+                key, unit_size, letter = unit.key(), unit.size, _REPLY
             else:
-                key, unit_size = self._message(keys[-1] ^ mask, message)
+                key, unit_size, letter = self._message(keys[-1] ^ mask, message)
             size += unit_size
             keys.append(key ^ mask)
             ends.append(size)
-            roles += _letter(message)
+            roles.append(letter)
             at += 1
         return roles, unit
 
     def _note_newest(self, message: Message, previous: int, start: int) -> None:
         """Of the newest message, and of the last one before the newest reply. previous, start: the key before it, and
         the bytes up to there."""
-        if message.role == "assistant" or message.tool_call_id:
+        one: Any = whole(message) if type(message) is FOUND_MESSAGE else message
+        if one.role == "assistant" or one.tool_call_id:
             return
-        text = message.utf8 or encoded(first_text(message.content)[:LONG_BYTES])
+        text = one.utf8 or encoded(first_text(one.content)[:LONG_BYTES])
         if len(text) > FINE_BYTES:
-            unit = UnitText(previous ^ self._cuts.mask, message.role, message.name or "", text, start)
-            self._cuts.newest.append(unit)
+            self._cuts.newest.append(UnitText(previous ^ self._cuts.mask, one.role, one.name or "", text, start))
 
-    def _message(self, previous: int, message: Message) -> tuple[int, int]:
-        """Its key and size."""
-        if (
-            isinstance(message, PromptMessage)
-            or not message.size
-            or (message.role == "system" and message.utf8.startswith(_BILLING))
-        ):
-            unit = self._message_unit(previous, message)
-            return unit.key(), unit.size
-        # A text and nothing else, hashed as it was found.
+    def _message(self, previous: int, message: Message) -> tuple[int, int, int]:
+        """Its key and size, and a letter for who says it."""
+        if type(message) is PLAIN_MESSAGE and message.size:
+            role = message.role
+            if role != "system" or not message.utf8.startswith(_BILLING):
+                key = self._plain_message(previous, message)
+                return key, UNIT_OVERHEAD_BYTES + message.size, _LETTERS.get(role, _OTHER)
+        unit = known_unit(message) or self._new_unit(message, whole(message))
+        if self.content.seen_places is not None:
+            self.content.places.begin_round()
+        self._newest.append(unit.text if unit.kind is None else unit.kind)
+        return unit.key_after(previous, self.content.places, self._cuts), unit.size, unit.letter
+
+    def _plain_message(self, previous: int, message: plane.PlainMessage) -> int:
+        """The key of a text and nothing else, which was hashed as it was found."""
         self._newest.append(message)
-        call_id = self._places.result(message.tool_call_id) if message.tool_call_id else ""
+        call_id = self.content.places.result(message.tool_call_id) if message.tool_call_id else ""
         before, start = before_parts(message.role, message.name, call_id), self._cuts.start
         if message.size > LONG_BYTES and start is not None:
             self._cuts.note_units([(previous, before, message, start)])
-        return self.hasher.message_unit(previous, before, message), UNIT_OVERHEAD_BYTES + message.size
+        return self.hasher.message_unit(previous, before, message)
+
+    def _new_unit(self, found: Message, message: WholeMessage) -> MessageUnit:
+        """It is kept for later prompts, unless it holds much. message: as it was decoded."""
+        content = self.content
+        had_media, content.has_media = content.has_media, False
+        unit = MessageUnit(self.hasher, message.role, message.name or "", message.tool_call_id or "")
+        self.content.add_message(unit, message)
+        unit.letter = _letter(message)
+        if not content.has_media:
+            keep_unit(self.hasher, found, unit)
+        content.has_media = content.has_media or had_media
+        return unit
 
     def open_unit(self, previous: int, message: bytes) -> UnitHash:
         """The unit of a last message that the reply continues. previous: the key before it."""
-        return self._message_unit(previous, read(MESSAGE, msgspec.Raw(message), "messages"))
+        return self._open_unit(previous, read(MESSAGE, msgspec.Raw(message), "messages"))
 
-    def _message_unit(self, previous: int, message: Message) -> UnitHash:
-        call_id = self._places.result(message.tool_call_id) if message.tool_call_id else ""
+    def _open_unit(self, previous: int, message: WholeMessage) -> UnitHash:
+        call_id = self.content.places.result(message.tool_call_id) if message.tool_call_id else ""
         unit = UnitHash(self.hasher, previous, message.role, message.name or "", call_id, self._cuts)
-        if self._seen is not None:
-            self._seen.begin_round()
-        self._add_content(unit, message.content, system=message.role == "system")
-        for call in message.tool_calls or ():
-            self._add_call(unit, call.id, call.function or call.custom)
-        if message.function_call is not None:
-            self._add_call(unit, None, message.function_call)
+        if self.content.seen_places is not None:
+            self.content.places.begin_round()
+        self.content.add_message(unit, message)
         self._newest.append(unit.text)
         unit.text = ""
         return unit
@@ -261,7 +268,7 @@ class PromptReader:
             self._note_head(head, keys, ends, has_system=system is not None)
         units = OpenChain(self.hasher, keys, ends, size, self._cuts)
         if isinstance(items, str):
-            self._add_content(units.begin("user"), items)
+            self.content.add(units.begin("user"), items)
         else:
             for item in items:
                 self._add_item(units, item)
@@ -294,64 +301,6 @@ class PromptReader:
         key = self.hasher.key(b"E", f"{seed:x}", CANONICAL.encode(read(ANY, raw, "prompt_embeds")))
         return Chain((key,), (MEDIA_BYTES,), self.hasher, texts=(None,))
 
-    def _add_content(self, unit: UnitHash, content: Content, *, system: bool = False) -> None:
-        for part in (content,) if isinstance(content, str) else content or ():
-            unit.begin_text()
-            if (text := part_text(part)) is not None:
-                if not (system and text.startswith(BILLING)):
-                    unit.add_text(text)
-                    unit.show(text)
-            elif not isinstance(part, str):
-                self._add_part(unit, part)
-
-    def _add_part(self, unit: UnitHash, part: Members) -> None:
-        self.has_media = self.has_media or UUID in part
-        match string(part, "type"):
-            case "tool_use":
-                call = PromptFunction(string(part, "name"), part.get("input", ABSENT))
-                self._add_call(unit, string(part, "id"), call)
-            case "tool_result":
-                failed = "is_error" in part and read(FLAG, part["is_error"], "is_error")
-                call_id = self._places.result(string(part, "tool_use_id"))
-                result = UnitHash(self.hasher, 0, "tool", "error" if failed else "", call_id)
-                self._add_content(result, content_of(part, "content"))
-                unit.add_part(b"R", result.key(), result.size)
-                unit.show(result.text)
-            case _:
-                self._add_opaque(unit, part)  # media and unknown parts: all their members count
-
-    def _add_opaque(self, unit: UnitHash, part: Members) -> None:
-        members = {name: value for name, raw in part.items() if (value := pruned(read(ANY, raw, name))) is not None}
-        image = members.get("image_url")
-        if isinstance(image, dict):  # clients write an image nested or flat
-            members = {**members, **image, "image_url": image.get("url")}
-            members.pop("url", None)
-        if members.get("detail") == "auto":
-            del members["detail"]
-        for name in ("cache_control", UUID):  # the proxy names media itself
-            members.pop(name, None)
-        self.has_media = self.has_media or media_type(part) is not None
-        text = CANONICAL.encode(members)
-        unit.add_part(b"M", self.hasher.key(b"M", text), min(len(text), MEDIA_BYTES))
-        unit.show(None)
-
-    def _add_call(self, unit: UnitHash, id: str | None, function: PromptFunction | None) -> None:
-        function = function or PromptFunction()
-        call = CallHash(self.hasher, self._places.call(id), function.name)
-        raw = bytes(function.arguments) or bytes(function.input)
-        if len(raw) > LONG_ARGUMENTS_BYTES:
-            unit.add_part(b"C", self.hasher.key(b"L", call.id, call.name, raw), len(raw))
-            return
-        arguments = ""
-        if raw.startswith(b'"'):
-            arguments = read(STRING, msgspec.Raw(raw), "arguments") or ""
-        elif raw not in (b"", b"null"):
-            read(ANY, msgspec.Raw(raw), "arguments")
-            arguments = raw.decode()
-        call.add_all(arguments)
-        unit.show(arguments)
-        unit.add_part(b"C", call.key(), call.size + len(call.name))
-
     def _add_item(self, units: OpenChain, item: Members) -> None:
         kind = string(item, "type") or "message"
         if kind in REASONING:
@@ -359,15 +308,15 @@ class PromptReader:
             return
         if kind in _CALLS:
             call = PromptFunction(string(item, "name"), item.get("arguments", ABSENT), item.get("input", ABSENT))
-            self._add_call(units.begin("call"), string(item, "call_id"), call)
+            self.content.add_call(units.begin("call"), string(item, "call_id"), call)
         elif kind.endswith("_call"):
-            self._add_opaque(units.begin(kind), self._named_by_place(item))
+            self.content.add_opaque(units.begin(kind), self._named_by_place(item))
         else:
-            self._places.begin_round()
+            self.content.places.begin_round()
             self._add_said(units, kind, item)
 
     def _named_by_place(self, item: Members) -> Members:
-        named = not self._places.call(string(item, "call_id"))
+        named = not self.content.places.call(string(item, "call_id"))
         return {
             name: raw for name, raw in item.items() if name not in _SERVERS_OWN and not (named and name == "call_id")
         }
@@ -376,16 +325,16 @@ class PromptReader:
         """An item that is no call."""
         if kind == "message":
             unit = units.begin(string(item, "role") or "", string(item, "name"))
-            self._add_content(unit, content_of(item, "content"))
+            self.content.add(unit, content_of(item, "content"))
         elif kind.endswith("_output") and "output" in item:
-            unit = units.begin("tool", call_id=self._places.result(string(item, "call_id")))
-            self._add_content(unit, content_of(item, "output"))
+            unit = units.begin("tool", call_id=self.content.places.result(string(item, "call_id")))
+            self.content.add(unit, content_of(item, "output"))
         else:
             own = {name: raw for name, raw in item.items() if kind == "item_reference" or name not in _SERVERS_OWN}
-            self._add_opaque(units.begin(kind), own)
+            self.content.add_opaque(units.begin(kind), own)
 
 
-def _letter(message: Message) -> bytes:
+def _letter(message: WholeMessage) -> int:
     if message.role == "user" and (not isinstance(message, PromptMessage) or is_by_user(message.content)):
         return _BY_USER
     return _REPLY if message.role == "assistant" else _OTHER

@@ -1,8 +1,4 @@
-"""Hashes tool calls by name and arguments, however the arguments were serialised, and their results by the call.
-
-Most chat templates do not print the ids of calls, and some clients number them anew in each request. So a call has no
-id in its hash, as its place is known from what was hashed before it, and a result has the place of the call that it
-names. Where the template prints ids (`templates`) they are hashed as they are.
+"""Hashes tool calls by name and arguments, however the arguments were serialised. `CallPlaces` says how ids count.
 
 A client that echoes a call often parses its arguments and writes them anew, so whitespace between JSON tokens and the
 way a string escapes a character do not count. The order of members and the form of numbers do: nearly all clients keep
@@ -14,10 +10,9 @@ are not JSON are hashed by the same rules.
 from __future__ import annotations
 
 import re
-from collections import deque
 
-from .. import plane
-from .hasher import END, Hasher, encoded, finished
+from ... import plane
+from ...sessions.hasher import END, Hasher, encoded, finished
 
 _OUTSIDE = re.compile(r'[^"]*')
 _INSIDE = re.compile(r'[^"\\]*')
@@ -103,45 +98,6 @@ def _unescape(text: str, *, last: bool) -> tuple[str, int] | None:
     return chr(0x10000 + ((code - 0xD800) << 10) + int(low[1], 16) - 0xDC00), _PAIR_CHARS
 
 
-class CallPlaces:
-    """What is hashed in place of the ids of a prompt's tool calls, which are told in the order of the prompt."""
-
-    __slots__ = ("_answered", "_as_they_are", "_count", "_fresh", "_open")
-
-    def __init__(self, *, as_they_are: bool = False) -> None:
-        self._as_they_are = as_they_are
-        self._count = 0
-        self._open: dict[str, deque[int]] = {}  # places of calls without a result, by id, since its newest round
-        self._answered: dict[str, int] = {}  # the place that the newest result of each id stands for
-        self._fresh: set[str] = set()  # ids of the calls of this round
-
-    def begin_round(self) -> None:
-        """The next calls are another message's: an id that they repeat is theirs from now on."""
-        if self._fresh:
-            self._fresh = set()
-
-    def call(self, id: str | None) -> str:
-        if self._as_they_are:
-            return id or ""
-        self._count += 1
-        if id and id not in self._fresh:
-            self._fresh.add(id)
-            self._open[id] = deque((self._count,))
-        elif id:
-            self._open[id].append(self._count)
-        return ""
-
-    def result(self, id: str | None) -> str:
-        """Of calls with the same id in one round, the first that has no result yet. An unknown id stands for itself."""
-        if self._as_they_are or not id:
-            return id or ""
-        places = self._open.get(id)
-        if places:
-            self._answered[id] = places.popleft()
-        place = self._answered.get(id)
-        return f"={id}" if place is None else f"#{place}"
-
-
 class CallHash:
     """One tool call; its arguments come whole or in pieces, its id and name at any time."""
 
@@ -170,8 +126,12 @@ class CallHash:
             self.size += len(form)
 
     def key(self) -> int:
-        """The key if the call ended here. No arguments are the same as an empty object."""
+        """The key if the call ended here."""
+        return self.key_by(self.id)
+
+    def key_by(self, id: str) -> int:
+        """The same of a call with this id. No arguments are the same as an empty object."""
         rest = encoded(self._json.rest()) if self.size or self._json.holds else b"{}"
         state = self._state.copy()
-        state.update(b"".join((rest, END, encoded(self.id), END, encoded(self.name), END)))
+        state.update(b"".join((rest, END, encoded(id), END, encoded(self.name), END)))
         return finished(state)

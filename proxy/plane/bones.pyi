@@ -1,3 +1,0 @@
-from typing_extensions import Buffer
-
-def bones(data: Buffer) -> tuple[int, int, int]: ...

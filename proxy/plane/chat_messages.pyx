@@ -1,0 +1,320 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+"""The messages of a chat, found in its body without decoding those that are plain texts or known."""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.ref cimport PyObject
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
+from libc.string cimport memcmp, memcpy
+
+from .body_parts cimport (
+    ESCAPES,
+    String,
+    ascii_of,
+    follows,
+    is_ascii,
+    is_named,
+    json_space_end,
+    json_t,
+    json_value_end,
+    named,
+    string,
+)
+from .text_digest cimport DIGEST_BYTES, TextPoint
+
+cdef extern from "json_text.h" nogil:
+    enum:
+        JSON_BEYOND_ASCII
+    Py_ssize_t json_unescaped(json_t, Py_ssize_t size, unsigned char *to)
+    bint utf8_is_valid(json_t, Py_ssize_t size)
+
+cdef extern from "Python.h":
+    PyObject *new_bytes "PyBytes_FromStringAndSize"(const char *, Py_ssize_t) except NULL
+    int resize_bytes "_PyBytes_Resize"(PyObject **, Py_ssize_t) except -1
+    char *start_of "PyBytes_AS_STRING"(PyObject *)
+    void Py_DECREF(PyObject *)
+    Py_ssize_t PY_SSIZE_T_MAX
+
+cdef tuple USUAL_ROLES = ("user", "assistant", "tool", "system", "developer")
+
+
+cdef class Kept:
+    """A buffer that stays where it is as long as a message in it is held."""
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.view)
+
+
+cdef class PlainMessage:
+    """A message that is one text, whose other members are at most a name and the id of the call that it answers.
+
+    The text stays where it is in the body until somebody asks for it: of a long chat, most are only hashed.
+    """
+
+    tool_calls = None
+    function_call = None
+
+    @property
+    def utf8(self):
+        cdef PyObject *text
+        if self._utf8 is None:
+            if self._has_escapes:
+                text = new_bytes(NULL, self._written_size)
+                json_unescaped(self._written, self._written_size, <unsigned char *>start_of(text))
+                resize_bytes(&text, self.size)
+                self._utf8 = <bytes>text  # counts once more
+                Py_DECREF(text)
+            else:
+                self._utf8 = PyBytes_FromStringAndSize(<const char *>self._written, self.size)
+        return self._utf8
+
+    @property
+    def content(self):
+        return self.utf8.decode()
+
+    cdef int digest_by(self, TextPoint point, unsigned char *to) except -1:
+        if self._point is point:
+            memcpy(to, self._digest, DIGEST_BYTES)
+        else:
+            point.digest(PyBytes_AS_STRING(self.utf8), self.size, to)
+        return 0
+
+
+cdef class FoundMessage:
+    """A message that is more than one text: where it lies, and what somebody has made of it.
+
+    unit: what it adds to a chain, where that is known of an earlier one with the same bytes. decoded: once it has been.
+    """
+
+    @property
+    def role(self):
+        return self.decoded.role if self.unit is None else self.unit.role
+
+    @property
+    def raw(self):
+        """Its bytes, as a view."""
+        return memoryview(self._kept.data)[self._start:self._end]
+
+
+def messages(data, TextPoint point=None, known=None):
+    """The messages of a chat, as any buffer of bytes: a `PlainMessage`, or a `FoundMessage`.
+
+    Beside them the places in the list of those of which nothing is known. None where it is no list of objects. Those are
+    whole if they are valid, which nobody has looked at.
+
+    point: by which texts, and messages that are no plain ones, are hashed as they are found, while the CPU has them at
+    hand. known: tells, by the digest of such a message, what it adds to a chain, or None.
+    """
+    cdef Kept kept = held(data)
+    cdef json_t start = <json_t>kept.view.buf
+    cdef Py_ssize_t end
+    found = listed(kept, json_space_end(start, 0, kept.view.len), PY_SSIZE_T_MAX, point, known)
+    if found is None:
+        return None
+    end = found[2]
+    return found[:2] if json_space_end(start, end, kept.view.len) == kept.view.len else None
+
+
+def messages_at(data, Py_ssize_t at, Py_ssize_t most, TextPoint point, known=None):
+    """The same of a list that begins at `at`, whatever follows it. Beside them where it ends, and what it weighs.
+
+    most: None too where plain and known messages weigh more, as `bones` weighs them. Others are not weighed.
+    """
+    if at < 0:
+        raise ValueError(f"a list begins at 0 or behind it, not at {at}")
+    return listed(held(data), at, most, point, known)
+
+
+cdef Kept held(data):
+    cdef Kept kept = Kept.__new__(Kept)
+    PyObject_GetBuffer(data, &kept.view, PyBUF_SIMPLE)
+    kept.data = data
+    return kept
+
+
+cdef tuple listed(Kept kept, Py_ssize_t at, Py_ssize_t most, TextPoint point, known):
+    cdef json_t data = <json_t>kept.view.buf
+    cdef Py_ssize_t size = kept.view.len, end, weight = 2, escapes = 0  # the list, and what is around it
+    cdef list found = [], others = []
+    cdef PlainMessage message
+    cdef FoundMessage other
+    if at >= size or data[at] != c"[":
+        return None
+    at = json_space_end(data, at + 1, size)
+    if at < size and data[at] == c"]":
+        return found, others, at + 1, weight
+    while at < size and data[at] == c"{":
+        message = PlainMessage.__new__(PlainMessage)
+        weight += 1  # the comma before it, or none
+        message._kept, message._point = kept, point
+        end = read_plain(message, data, at, size, &weight, &escapes)
+        if weight + escapes // ESCAPES > most:
+            return None
+        if end >= 0:
+            found.append(message)
+        else:
+            end = json_value_end(data, at, size)
+            if end < 0:
+                return None
+            other = found_message(kept, at, end, point, known)
+            if other.unit is None:
+                others.append(len(found))
+            else:
+                weight += other.unit.weighs
+            found.append(other)
+        at = json_space_end(data, end, size)
+        if at < size and data[at] == c"]":
+            return found, others, at + 1, weight + escapes // ESCAPES
+        if at >= size or data[at] != c",":
+            return None
+        at = json_space_end(data, at + 1, size)
+    return None
+
+
+cdef FoundMessage found_message(Kept kept, Py_ssize_t start, Py_ssize_t end, TextPoint point, known):
+    cdef FoundMessage message = FoundMessage.__new__(FoundMessage)
+    cdef unsigned char digest[DIGEST_BYTES]
+    message._kept, message._start, message._end = kept, start, end
+    if point is not None:
+        point.digest(<json_t>kept.view.buf + start, end - start, digest)
+        message.digest = PyBytes_FromStringAndSize(<const char *>digest, DIGEST_BYTES)
+        if known is not None:
+            message.unit = known(message.digest)
+    return message
+
+
+cdef Py_ssize_t read_plain(
+    PlainMessage message, json_t data, Py_ssize_t at, Py_ssize_t size, Py_ssize_t *weight, Py_ssize_t *escapes
+) except -2:
+    """Where the object at `at` ends; -1 if it is no plain message. A member that is null is as good as none.
+
+    Adds what it weighs, and its escapes.
+    """
+    cdef String name, role, content, author, call
+    role.end = content.end = author.end = call.end = 0
+    cdef String *member
+    cdef int more = 1
+    while more > 0:
+        weight[0] += 1  # the brace or comma before a member
+        at = named(data, json_space_end(data, at + 1, size), size, &name)
+        if at < 0:
+            return -1
+        member = NULL
+        if is_named(data, &name, b"role", 4):
+            member = &role
+        elif is_named(data, &name, b"content", 7):
+            member = &content
+        elif is_named(data, &name, b"name", 4):
+            member = &author
+        elif is_named(data, &name, b"tool_call_id", 12):
+            member = &call
+        if at + 4 <= size and memcmp(data + at, b"null", 4) == 0 and member != &role and member != &content:
+            if member != NULL and member.end:  # the last of a name counts
+                return -1
+            at += 4
+        elif member == NULL or member.end:
+            return -1
+        else:
+            if member == &content and at < size and data[at] == c"[":
+                at = one_text(data, at, size, member, weight)
+            else:
+                at = string(data, at, size, member)
+            if at < 0:
+                return -1
+            escapes[0] += member.escapes
+        more = follows(data, &at, size)
+    if more < 0 or not role.end or not content.end or not (is_ascii(&role) and is_ascii(&author) and is_ascii(&call)):
+        return -1
+    if not text_at(message, data, &content):
+        return -1
+    message.role = role_of(data, &role)
+    message.name = ascii_of(data, &author) if author.end else None
+    message.tool_call_id = ascii_of(data, &call) if call.end else None
+    return at + 1
+
+
+cdef Py_ssize_t one_text(json_t data, Py_ssize_t at, Py_ssize_t size, String *text, Py_ssize_t *weight) noexcept nogil:
+    """Behind the list at `at` of one part that is a text, which is told; -1 if it is anything else, or unusual."""
+    cdef String name, kind
+    cdef int more = 1
+    kind.end = text.end = 0
+    at = json_space_end(data, at + 1, size)
+    if at >= size or data[at] != c"{":
+        return -1
+    weight[0] += 1  # the list's bracket
+    while more > 0:
+        weight[0] += 1
+        at = named(data, json_space_end(data, at + 1, size), size, &name)
+        if at < 0:
+            return -1
+        if is_named(data, &name, b"text", 4) and not text.end:
+            at = string(data, at, size, text)
+        elif is_named(data, &name, b"type", 4) and not kind.end:
+            at = string(data, at, size, &kind)
+        elif is_named(data, &name, b"cache_control", 13):
+            at = plain_strings_end(data, at, size, weight)
+        else:
+            return -1
+        if at < 0:
+            return -1
+        more = follows(data, &at, size)
+    at = json_space_end(data, at + 1, size)
+    if more < 0 or not text.end or not kind.end or at >= size or data[at] != c"]":
+        return -1
+    if is_named(data, &kind, b"text", 4) or is_named(data, &kind, b"input_text", 10):
+        return at + 1
+    return at + 1 if is_named(data, &kind, b"output_text", 11) else -1
+
+
+cdef Py_ssize_t plain_strings_end(json_t data, Py_ssize_t at, Py_ssize_t size, Py_ssize_t *weight) noexcept nogil:
+    """Behind the object at `at`, whose members are strings of plain ASCII; -1 if it is anything else."""
+    cdef String name, value
+    cdef int more = 1
+    if at >= size or data[at] != c"{":
+        return -1
+    while more > 0:
+        weight[0] += 1
+        at = named(data, json_space_end(data, at + 1, size), size, &name)
+        if at < 0:
+            return -1
+        value.end = 0
+        at = string(data, at, size, &value)
+        if at < 0 or not is_ascii(&value):
+            return -1
+        more = follows(data, &at, size)
+    return -1 if more < 0 else at + 1
+
+
+cdef str role_of(json_t data, const String *found):
+    cdef Py_ssize_t size
+    cdef const char *text
+    for usual in USUAL_ROLES:  # one object for each
+        text = PyUnicode_AsUTF8AndSize(usual, &size)
+        if is_named(data, found, text, size):
+            return usual
+    return ascii_of(data, found)
+
+
+cdef bint text_at(PlainMessage message, json_t data, const String *found) except -1:
+    """Whether it is valid. Its message is told where it is, how long it is, and its digest."""
+    cdef json_t start = data + found.start
+    cdef Py_ssize_t size = found.end - found.start
+    cdef unsigned char *said = NULL
+    if found.kinds & JSON_BEYOND_ASCII and not utf8_is_valid(start, size):
+        return False
+    message._written, message._written_size, message._has_escapes = start, size, found.escapes > 0
+    try:
+        if found.escapes:
+            said = <unsigned char *>PyMem_Malloc(size)
+            if said == NULL:
+                raise MemoryError
+            size = json_unescaped(start, size, said)
+            if size < 0:
+                return False
+        message.size = size
+        if message._point is not None:
+            message._point.digest(start if said == NULL else said, size, message._digest)
+    finally:
+        PyMem_Free(said)
+    return True

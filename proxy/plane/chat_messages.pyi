@@ -26,7 +26,7 @@ class Unit(Protocol):
     """As `bones` weighs the message."""
     letter: int
     """For who says it."""
-    def key_after(self, previous: int, places: Any, /) -> int: ...
+    def key_after(self, previous: int, places: Any, unit_key: Callable[[int, bytes], int], /) -> int: ...
 
 class FoundMessage:
     digest: bytes | None

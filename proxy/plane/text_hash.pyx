@@ -110,6 +110,7 @@ cdef class TextHash:
         cdef FoundMessage found
         cdef unsigned char digest[DIGEST_BYTES]
         cdef bytes before
+        unit_key = self.unit_key
         while 0 <= at < len(messages):
             if type(messages[at]) is PlainMessage:
                 message = <PlainMessage>messages[at]
@@ -127,7 +128,7 @@ cdef class TextHash:
                 if found.unit is None:
                     break
                 places.begin_round()
-                previous = found.unit.key_after(previous, places)
+                previous = found.unit.key_after(previous, places, unit_key)
                 size += found.unit.size
                 letters.append(found.unit.letter)
             else:

@@ -31,8 +31,8 @@ _BEYOND_KEY = 64 - KEY_BITS
 
 USUAL_KEYS = 1024
 
-KNOWN_UNITS_BYTES = 32 << 20
-"""Of units that are kept of messages which are no plain texts: 60,000 at half a KB each."""
+KNOWN_UNITS_BYTES = 16 << 20
+"""Of units that are kept of messages which are no plain texts: 20,000 at 0.8 KB each."""
 
 KEPT_UNITS = 100_000
 """Of lists that many prompts have: at most 10 MB."""

@@ -31,10 +31,10 @@ cdef class _LongText:
 @cython.final
 cdef class MessageUnit:
     cdef object _hasher
-    cdef bytes _before, _said
+    cdef bytes _before
     cdef str _answers
     cdef bint _is_part
-    cdef list _steps
+    cdef object _steps, _said
     cdef readonly str role
     cdef readonly long long size, memory_bytes
     cdef readonly object text, kind
@@ -42,8 +42,11 @@ cdef class MessageUnit:
     cdef public int letter
     cdef public long long weighs
 
-    @cython.locals(said=bytes)
-    cpdef key_after(self, previous, CallPlaces places, cuts=*)
+    @cython.locals(said=list)
+    cpdef key_after(self, previous, CallPlaces places, unit_key, cuts=*)
     @cython.locals(found=Py_ssize_t)
     cpdef Py_ssize_t _memory(self) except -1
+    cpdef _pack(self)
     cdef _add_step(self, step)
+    cdef _end_step(self)
+    cdef _hashed(self, state, previous, list said)

@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from .hasher import END, LONG_BYTES, Hasher, before_parts, encoded, key_part, text_part
+from .hasher import END, LONG_BYTES, Hasher, before_parts, encoded, finished, key_part, text_part
 from .prefix_chain import UNIT_OVERHEAD_BYTES, longer
 from .text_kinds import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from hashlib import _Hash
 
     from .prefix_chain import LongTexts
 
@@ -113,10 +114,10 @@ class MessageUnit:
 
     def __init__(self, hasher: Hasher, role: str, name: str, answers: str, *, is_part: bool = False) -> None:
         """answers: the id of the call whose result it is; empty: it is none. is_part: its texts cannot be cut."""
-        self._hasher = hasher
+        self._hasher: Hasher | None = hasher  # until it is kept: it would be held in turn
         self._before, self._answers, self._is_part = before_parts(role, name, ""), answers, is_part
         self._steps: list[bytes | _Call | MessageUnit | _LongText] = []
-        self._said = b""  # behind the last step
+        self._said: list[bytes] = []  # behind the last step
         self.role = role
         self.size = UNIT_OVERHEAD_BYTES
         self.text: str | None = ""  # the longest that it was shown; see `longer`
@@ -125,21 +126,35 @@ class MessageUnit:
         self.letter = self.weighs = 0  # see `plane.Unit`
         self.memory_bytes = 0  # of memory, once it is kept
 
-    def key_after(self, previous: int, places: CallPlaces, cuts: LongTexts | None = None) -> int:
-        """cuts: is told of the texts that can be cut."""
-        said = self._before
+    def key_after(
+        self, previous: int, places: CallPlaces, unit_key: Callable[[int, bytes], int], cuts: LongTexts | None = None
+    ) -> int:
+        """unit_key: `Hasher.unit`. cuts: is told of the texts that can be cut."""
+        said, state = [self._before], None
         if self._answers:
-            said = said[:-1] + encoded(places.result(self._answers)) + END
+            said = [self._before[:-1], encoded(places.result(self._answers)), END]
         for step in self._steps:
             if type(step) is bytes:
-                said += step
+                said.append(step)
             elif type(step) is _Call:
-                said += step.by_id if places.call(step.id) else step.by_place
+                said.append(step.by_id if places.call(step.id) else step.by_place)
             elif type(step) is MessageUnit:
-                said += key_part(b"R", step.key_after(0, places))
+                said.append(key_part(b"R", step.key_after(0, places, unit_key)))
             elif type(step) is _LongText and cuts is not None:
-                cuts.note(self._hasher.start(b"U", previous, said), step.text, step.offset)
-        return self._hasher.unit(previous, said + self._said)
+                state = self._hashed(state, previous, said)
+                said = []
+                cuts.note(state, step.text, step.offset)
+        said += self._said
+        if state is None:  # nearly always
+            return unit_key(previous, b"".join(said))
+        return finished(self._hashed(state, previous, said))
+
+    def _hashed(self, state: _Hash | None, previous: int, said: list[bytes]) -> _Hash:
+        if state is None:
+            assert self._hasher is not None, "one that is kept has no texts that can be cut"
+            return self._hasher.start(b"U", previous, b"".join(said))
+        state.update(b"".join(said))
+        return state
 
     def begin_text(self) -> None:
         """Each text that is added is a part of its own in any case."""
@@ -152,12 +167,13 @@ class MessageUnit:
         if len(data) > LONG_BYTES and not self._is_part:
             self._add_step(_LongText(data, self.size))
             self.is_cut = True
-        self._said += text_part(self._hasher.digest(data))
+        assert self._hasher is not None, "nothing is added to one that is kept"
+        self._said.append(text_part(self._hasher.digest(data)))
         self.size += len(data)
 
     def add_part(self, kind: bytes, key: int, size: int) -> None:
         """A part with a key of its own. `kind` is one byte other than T."""
-        self._said += key_part(kind, key)
+        self._said.append(key_part(kind, key))
         self.size += size
 
     def add_call(self, id: str, key_of: Callable[[str], int], size: int, places: CallPlaces) -> None:
@@ -179,11 +195,13 @@ class MessageUnit:
         size = self._memory()
         if self.is_cut or self.text is None or size > KEPT_BYTES:
             return False
-        self.kind, self.text, self.memory_bytes = kind_of(self.text), "", size
+        self.kind, self.memory_bytes = kind_of(self.text), size
+        self._pack()
         return True
 
     def _memory(self) -> int:
-        found = _UNIT_BYTES + len(self._before) + len(self._answers) * _CHARACTER_BYTES + len(self._said)
+        self._end_step()
+        found = _UNIT_BYTES + len(self._before) + len(self._answers) * _CHARACTER_BYTES
         for step in self._steps:
             if type(step) is bytes:
                 found += _STEP_BYTES + len(step)
@@ -193,8 +211,20 @@ class MessageUnit:
                 found += step._memory()
         return found
 
+    def _pack(self) -> None:
+        """Many are kept for long, so the garbage collector is left one object of each to look at."""
+        self._steps = tuple(self._steps)  # type: ignore[assignment]
+        self._said = ()  # type: ignore[assignment]
+        self._hasher, self.text = None, ""
+        for step in self._steps:
+            if type(step) is MessageUnit:
+                step._pack()
+
     def _add_step(self, step: _Call | MessageUnit | _LongText) -> None:
-        if self._said:
-            self._steps.append(self._said)
-            self._said = b""
+        self._end_step()
         self._steps.append(step)
+
+    def _end_step(self) -> None:
+        if self._said:
+            self._steps.append(b"".join(self._said))
+            self._said = []

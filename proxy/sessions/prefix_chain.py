@@ -93,7 +93,7 @@ class ResultUnit(Protocol):
     def size(self) -> int: ...
     @property
     def text(self) -> str | None: ...
-    def key_after(self, previous: int, places: Any) -> int: ...
+    def key_after(self, previous: int, places: Any, unit_key: Callable[[int, bytes], int]) -> int: ...
 
 
 def longer(one: str | None, other: str | None) -> str | None:
@@ -157,7 +157,7 @@ class UnitHash:
         self.add_part(b"C", key_of(places.call(id)), size)
 
     def add_result(self, result: ResultUnit, places: Places) -> None:
-        self.add_part(b"R", result.key_after(0, places), result.size)
+        self.add_part(b"R", result.key_after(0, places, self._hasher.unit), result.size)
         self.show(result.text)
 
     def copy(self) -> UnitHash:

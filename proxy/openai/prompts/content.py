@@ -107,7 +107,8 @@ class UnitContent:
         function = function or PromptFunction()
         name, raw = function.name or "", bytes(function.arguments) or bytes(function.input)
         if len(raw) > LONG_ARGUMENTS_BYTES:
-            unit.add_call(id or "", lambda id: self._hasher.key(b"L", id, name, raw), len(raw), self.places)
+            digest = self._hasher.digest(raw)
+            unit.add_call(id or "", lambda id: self._hasher.key(b"L", id, name, digest), len(raw), self.places)
             return
         arguments = ""
         if raw.startswith(b'"'):

@@ -2,7 +2,7 @@
 
 Hashed is what a chat template renders: role, name, text, tool calls and results, and media by content. Not hashed are
 members that are null or absent, `cache_control` (clients move it from turn to turn), ids and states that a server gave
-its own items, ids of tool calls (see `tool_call_hash`), and reasoning, which most templates leave out of earlier turns
+its own items, ids of tool calls (see `message_units`), and reasoning, which most templates leave out of earlier turns
 and many clients do not send back.
 A string and a list with that one text are the same content; two texts are never the same as their concatenation.
 """
@@ -211,7 +211,8 @@ class PromptReader:
         if self.content.seen_places is not None:
             self.content.places.begin_round()
         self._newest.append(unit.text if unit.kind is None else unit.kind)
-        return unit.key_after(previous, self.content.places, self._cuts), unit.size, unit.letter
+        key = unit.key_after(previous, self.content.places, self.hasher.unit, self._cuts)
+        return key, unit.size, unit.letter
 
     def _plain_message(self, previous: int, message: plane.PlainMessage) -> int:
         """The key of a text and nothing else, which was hashed as it was found."""

@@ -131,7 +131,7 @@ class CallHash:
 
     def key_by(self, id: str) -> int:
         """The same of a call with this id. No arguments are the same as an empty object."""
-        rest = encoded(self._json.rest()) if self.size or self._json.holds else b"{}"
+        rest = encoded(self._json.rest()) if self._json.holds else b"" if self.size else b"{}"
         state = self._state.copy()
         state.update(b"".join((rest, END, encoded(id), END, encoded(self.name), END)))
         return finished(state)

@@ -121,8 +121,8 @@ def played(module: Any, messages: list[tuple[str, list[tuple[str, Any]]]], print
                 unit.show(value)
         places.begin_round()
         found += [unit.text, unit.size, unit.is_cut, unit.role, unit.kind]
-        previous = unit.key_after(previous, places, cuts)
-        kept, again = unit.keep(), unit.key_after(previous, places)
+        previous = unit.key_after(previous, places, HASHER.unit, cuts)
+        kept, again = unit.keep(), unit.key_after(previous, places, HASHER.unit)
         found += [previous, kept, again, unit.kind, unit.memory_bytes, unit.text, places.result(answers)]
     return [*found, cuts.told]
 

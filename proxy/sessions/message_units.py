@@ -124,7 +124,7 @@ class MessageUnit:
         self.kind: int | None = None  # the kind of that text, where it is no longer held
         self.is_cut = False  # it holds a text that can be cut
         self.letter = self.weighs = 0  # see `plane.Unit`
-        self.memory_bytes = 0  # of memory, once it is kept
+        self.memory_bytes = 0  # once it is kept
 
     def key_after(
         self, previous: int, places: CallPlaces, unit_key: Callable[[int, bytes], int], cuts: LongTexts | None = None

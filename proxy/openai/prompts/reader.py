@@ -60,8 +60,6 @@ if TYPE_CHECKING:
     from ... import plane
     from .shapes import Message, WholeMessage
 
-    Unit = UnitHash | MessageUnit
-
 _CALLS = frozenset(("function_call", "custom_tool_call"))
 _SYSTEM = frozenset(("system", "developer"))
 _REPLY, _BY_USER, _OTHER = b"au-"  # who says a message; of texts the first letter of the role

@@ -192,6 +192,7 @@ PLAIN = b'{"role": "user", "content": "hi"}'
         ),
         (b'{"role":"user","content":[{"type":"text","text":"a","cache_control":{"type":1}}]}', False),
         (b'{"role":"user","content":[{"type":"text","text":"a","cache_control":{"typ\\u0065":"a"}}]}', False),
+        (b'{"role":"user","content":[{"type":"text","text":"a","cache_control":{"type":"\\u0061"}}]}', False),
         (b'{"role":"user","content":[{"type":"text","text":"a","cache_control":null}]}', False),
         (b'{"role":"user","content":[{"type":"text","text":"a","uuid":null}]}', False),
         (b'{"role":"user","content":[{"type":"text","text":"a","text":"b"}]}', False),
@@ -217,6 +218,13 @@ def test_a_message_that_is_one_text_is_not_decoded(raw: bytes, is_plain: bool) -
         assert (bytes(parts[1].raw), parts[1].digest, parts[1].unit) == (raw, None, None)
     expected = MESSAGES.decode(b"[%b]" % raw)
     assert list(map(shown, found(b"[%b]" % raw) or [])) == list(map(shown, expected))
+
+
+@pytest.mark.parametrize("value", [b'"\\x"', b'"\x01"', b'"', b"{}}"])
+def test_what_nobody_reads_of_a_text_must_be_json_all_the_same(value: bytes) -> None:
+    said = b'[{"role":"user","content":[{"type":"text","text":"a","cache_control":{"type":%b}}]}]'
+    assert found(said % b'"a"') is not None
+    assert found(said % value) is None
 
 
 def test_a_message_keeps_the_body_that_its_text_lies_in() -> None:

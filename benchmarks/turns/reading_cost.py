@@ -4,7 +4,7 @@
 
 Each body is read again and again, so its frame is known after the second time, as that of a client's later turns is.
 Plain chats have 20 long messages, as in `benchmarks.overhead`. Agents' have 20 tools, and calls with results that are
-program code: in OpenAI's form, and in Anthropic's.
+program code: in OpenAI's form, in Anthropic's, and as items of Responses, as Codex sends them.
 """
 
 from __future__ import annotations
@@ -67,6 +67,22 @@ def claudes(calls: int) -> bytes:
     return msgspec.json.encode({"model": MODEL, "max_tokens": 64, "messages": messages, "tools": tools})
 
 
+def codexes(calls: int) -> bytes:
+    random, items = Random(calls), list[object]()
+    items.append({"type": "message", "role": "user", "content": [{"type": "input_text", "text": code(random, 6000)}]})
+    for at in range(calls):
+        arguments = msgspec.json.encode({"command": ["sed", "-n", f"1,{at}p"], "why": code(random, 120)}).decode()
+        items.append({"type": "reasoning", "summary": [], "encrypted_content": f"{random.getrandbits(4000):x}"})
+        call = {"type": "function_call", "name": "search_1", "arguments": arguments, "call_id": f"call_{at}"}
+        result = {"type": "function_call_output", "call_id": f"call_{at}", "output": code(random, 3000)}
+        items += [call, result]
+    tools = [
+        {"type": "function", "name": f"search_{at}", "parameters": {"type": "object"}, "description": "x " * 200}
+        for at in range(20)
+    ]
+    return msgspec.json.encode({"model": MODEL, "instructions": code(random, 9000), "input": items, "tools": tools})
+
+
 def bodies() -> Iterator[tuple[str, Endpoint, bytes]]:
     for size in SIZES:
         yield "plain", Endpoint.CHAT, plain(size)
@@ -74,6 +90,8 @@ def bodies() -> Iterator[tuple[str, Endpoint, bytes]]:
         yield f"{calls} calls", Endpoint.CHAT, agents(calls)
     for calls in CALLS:
         yield f"{calls} calls", Endpoint.MESSAGES, claudes(calls)
+    for calls in CALLS:
+        yield f"{calls} calls", Endpoint.RESPONSES, codexes(calls)
 
 
 async def measure(rounds: int) -> list[tuple[str, Endpoint, int, int, list[float]]]:

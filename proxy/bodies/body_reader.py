@@ -36,7 +36,7 @@ _SHORT_BYTES = 4096
 _INTRICATE = 20_000
 """Values in a body: more take 5 to 30 ms to read here, and a body with them goes to the helper."""
 _INTRICATE_ITEMS = 10_000
-"""The same in a body of Responses, whose items take up to twice as long."""
+"""The same in a body of Responses, whose items of unusual kinds take twice as long."""
 _TURN = msgspec.msgpack.Decoder(tuple[TurnBody | None, Unreadable | None])
 _ANSWER = msgspec.msgpack.Decoder(tuple[WholeAnswer | None, Unreadable | None])
 _FORWARDED = msgspec.msgpack.Decoder(tuple[ForwardedBody | None, Unreadable | None])

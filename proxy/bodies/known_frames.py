@@ -18,8 +18,8 @@ from .. import plane
 from ..config import SessionKey
 from ..errors import UNREADABLE, RequestError
 from ..openai.body_members import SHORT_BYTES, Fields, Members, Places
+from ..openai.prompts.messages import decode_others
 from ..openai.prompts.reader import PromptReader
-from ..openai.prompts.shapes import decode_others
 from ..openai.request import (
     NO_FIELDS,
     Endpoint,

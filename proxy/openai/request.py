@@ -26,8 +26,9 @@ from ..sessions.session_name import session_name
 from ..sessions.templates import NO_TEMPLATES, PLAIN, Template, Templates
 from . import body_members
 from .body_members import given, required
+from .prompts.messages import read_items, read_messages
 from .prompts.reader import PromptReader
-from .prompts.shapes import first_user_text, read, read_messages
+from .prompts.shapes import first_user_text, read
 from .units import DEPTH_LIMIT, UNITS_LIMIT, check_depth, check_units
 
 Fields = body_members.Fields
@@ -177,7 +178,7 @@ def parse_request(endpoint: Endpoint, body: bytes, headers: Mapping[str, str], r
     if len(body) > body_members.SHORT_BYTES:
         # Whatever is wrong with a body is told by the way that decodes all of it first.
         with suppress(RequestError, *UNREADABLE):
-            located = body_members.located(body, "messages" if endpoint in _CHATS else None)
+            located = body_members.located(body, MESSAGES_MEMBER.get(endpoint))
             if located is not None:
                 return _within_limits(endpoint, located, headers, rules)
     try:
@@ -271,7 +272,8 @@ def _chain(endpoint: Endpoint, fields: Fields, values: Values, reader: PromptRea
     if endpoint is Endpoint.RESPONSES:
         previous = values.get("previous_response_id")
         stored = None if previous is None else response_key(reader.hasher, reader.scope, previous)
-        return reader.responses(head, required(fields, "input"), fields.get("instructions"), stored), 1
+        items = read_items(required(fields, "input"), reader.hasher)
+        return reader.responses(head, items, fields.get("instructions"), stored), 1
     system = fields.get("system") if endpoint is Endpoint.MESSAGES else None
     prefills = endpoint is Endpoint.MESSAGES or bool(values.get("continue_final_message"))
     messages = read_messages(required(fields, "messages"), reader.hasher)

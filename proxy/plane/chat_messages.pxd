@@ -19,7 +19,8 @@ cdef class PlainMessage:
     cdef int digest_by(self, TextPoint point, unsigned char *to) except -1
 
 cdef class FoundMessage:
-    cdef readonly bytes digest  # None where nothing was hashed
+    cdef readonly bytes digest  # None where nothing was hashed; an item's is longer: the bytes may be a message's, too
+    cdef readonly bint is_item
     cdef public object unit  # what it adds to a chain: see chat_messages.pyi; None: not known
     cdef public object decoded
     cdef Kept _kept

@@ -26,10 +26,13 @@ class Unit(Protocol):
     """As `bones` weighs the message."""
     letter: int
     """For who says it."""
+    is_call: bool
+    """It is an item of Responses: calls that follow one another are of one round."""
     def key_after(self, previous: int, places: Any, unit_key: Callable[[int, bytes], int], /) -> int: ...
 
 class FoundMessage:
     digest: bytes | None
+    is_item: bool
     unit: Any
     decoded: Any
     @property
@@ -38,7 +41,11 @@ class FoundMessage:
     def raw(self) -> memoryview: ...
 
 def messages(
-    data: Buffer, point: TextPoint | None = None, known: Callable[[bytes], Any] | None = None
+    data: Buffer,
+    point: TextPoint | None = None,
+    known: Callable[[bytes], Any] | None = None,
+    *,
+    are_items: bool = False,
 ) -> tuple[list[Any], list[int]] | None: ...
 def messages_at(
     data: Buffer, at: int, most: int, point: TextPoint | None, known: Callable[[bytes], Any] | None = None

@@ -1,12 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""The messages of a chat, found in its body without decoding those that are plain texts or known."""
+"""The messages of a chat, or items, found in its body without decoding those that are plain texts or known."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.ref cimport PyObject
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp, memcpy, memset
 
 from .body_parts cimport (
     ESCAPES,
@@ -37,6 +37,17 @@ cdef extern from "Python.h":
     Py_ssize_t PY_SSIZE_T_MAX
 
 cdef tuple USUAL_ROLES = ("user", "assistant", "tool", "system", "developer")
+
+
+cdef struct Members:
+    String role
+    String content
+    String name
+    String call  # the id of the one that it answers
+    String kind  # from here on of items alone
+    String output
+    String id
+    String status
 
 
 cdef class Kept:
@@ -97,19 +108,20 @@ cdef class FoundMessage:
         return memoryview(self._kept.data)[self._start:self._end]
 
 
-def messages(data, TextPoint point=None, known=None):
+def messages(data, TextPoint point=None, known=None, *, bint are_items=False):
     """The messages of a chat, as any buffer of bytes: a `PlainMessage`, or a `FoundMessage`.
 
     Beside them the places in the list of those of which nothing is known. None where it is no list of objects. Those are
     whole if they are valid, which nobody has looked at.
 
     point: by which texts, and messages that are no plain ones, are hashed as they are found, while the CPU has them at
-    hand. known: tells, by the digest of such a message, what it adds to a chain, or None.
+    hand. known: tells, by the digest of such a message, what it adds to a chain, or None. are_items: they are those of
+    Responses, where a message, or what a tool has put out, may be plain.
     """
     cdef Kept kept = held(data)
     cdef json_t start = <json_t>kept.view.buf
     cdef Py_ssize_t end
-    found = listed(kept, json_space_end(start, 0, kept.view.len), PY_SSIZE_T_MAX, point, known)
+    found = listed(kept, json_space_end(start, 0, kept.view.len), PY_SSIZE_T_MAX, point, known, are_items)
     if found is None:
         return None
     end = found[2]
@@ -123,7 +135,7 @@ def messages_at(data, Py_ssize_t at, Py_ssize_t most, TextPoint point, known=Non
     """
     if at < 0:
         raise ValueError(f"a list begins at 0 or behind it, not at {at}")
-    return listed(held(data), at, most, point, known)
+    return listed(held(data), at, most, point, known, False)
 
 
 cdef Kept held(data):
@@ -133,7 +145,7 @@ cdef Kept held(data):
     return kept
 
 
-cdef tuple listed(Kept kept, Py_ssize_t at, Py_ssize_t most, TextPoint point, known):
+cdef tuple listed(Kept kept, Py_ssize_t at, Py_ssize_t most, TextPoint point, known, bint are_items):
     cdef json_t data = <json_t>kept.view.buf
     cdef Py_ssize_t size = kept.view.len, end, weight = 2, escapes = 0  # the list, and what is around it
     cdef list found = [], others = []
@@ -148,7 +160,7 @@ cdef tuple listed(Kept kept, Py_ssize_t at, Py_ssize_t most, TextPoint point, kn
         message = PlainMessage.__new__(PlainMessage)
         weight += 1  # the comma before it, or none
         message._kept, message._point = kept, point
-        end = read_plain(message, data, at, size, &weight, &escapes)
+        end = read_plain(message, data, at, size, are_items, &weight, &escapes)
         if weight + escapes // ESCAPES > most:
             return None
         if end >= 0:
@@ -157,7 +169,7 @@ cdef tuple listed(Kept kept, Py_ssize_t at, Py_ssize_t most, TextPoint point, kn
             end = json_value_end(data, at, size)
             if end < 0:
                 return None
-            other = found_message(kept, at, end, point, known)
+            other = found_message(kept, at, end, point, known, are_items)
             if other.unit is None:
                 others.append(len(found))
             else:
@@ -172,66 +184,108 @@ cdef tuple listed(Kept kept, Py_ssize_t at, Py_ssize_t most, TextPoint point, kn
     return None
 
 
-cdef FoundMessage found_message(Kept kept, Py_ssize_t start, Py_ssize_t end, TextPoint point, known):
+cdef FoundMessage found_message(
+    Kept kept, Py_ssize_t start, Py_ssize_t end, TextPoint point, known, bint is_item
+):
     cdef FoundMessage message = FoundMessage.__new__(FoundMessage)
-    cdef unsigned char digest[DIGEST_BYTES]
-    message._kept, message._start, message._end = kept, start, end
+    cdef unsigned char digest[DIGEST_BYTES + 1]
+    message._kept, message._start, message._end, message.is_item = kept, start, end, is_item
     if point is not None:
         point.digest(<json_t>kept.view.buf + start, end - start, digest)
-        message.digest = PyBytes_FromStringAndSize(<const char *>digest, DIGEST_BYTES)
+        digest[DIGEST_BYTES] = c"i"
+        message.digest = PyBytes_FromStringAndSize(<const char *>digest, DIGEST_BYTES + is_item)
         if known is not None:
             message.unit = known(message.digest)
     return message
 
 
 cdef Py_ssize_t read_plain(
-    PlainMessage message, json_t data, Py_ssize_t at, Py_ssize_t size, Py_ssize_t *weight, Py_ssize_t *escapes
+    PlainMessage message,
+    json_t data,
+    Py_ssize_t at,
+    Py_ssize_t size,
+    bint is_item,
+    Py_ssize_t *weight,
+    Py_ssize_t *escapes,
 ) except -2:
     """Where the object at `at` ends; -1 if it is no plain message. A member that is null is as good as none.
 
     Adds what it weighs, and its escapes.
     """
-    cdef String name, role, content, author, call
-    role.end = content.end = author.end = call.end = 0
+    cdef String name
+    cdef Members members
     cdef String *member
+    cdef bint is_text
     cdef int more = 1
+    memset(&members, 0, sizeof(members))
     while more > 0:
         weight[0] += 1  # the brace or comma before a member
         at = named(data, json_space_end(data, at + 1, size), size, &name)
         if at < 0:
             return -1
-        member = NULL
-        if is_named(data, &name, b"role", 4):
-            member = &role
-        elif is_named(data, &name, b"content", 7):
-            member = &content
-        elif is_named(data, &name, b"name", 4):
-            member = &author
-        elif is_named(data, &name, b"tool_call_id", 12):
-            member = &call
-        if at + 4 <= size and memcmp(data + at, b"null", 4) == 0 and member != &role and member != &content:
+        member = member_of(&members, data, &name, is_item)
+        is_text = member == &members.content or member == &members.output
+        if at + 4 <= size and memcmp(data + at, b"null", 4) == 0 and not is_text and member != &members.role:
             if member != NULL and member.end:  # the last of a name counts
                 return -1
             at += 4
         elif member == NULL or member.end:
             return -1
         else:
-            if member == &content and at < size and data[at] == c"[":
+            if is_text and at < size and data[at] == c"[":
                 at = one_text(data, at, size, member, weight)
             else:
                 at = string(data, at, size, member)
-            if at < 0:
+            if at < 0 or not (is_text or is_ascii(member)):
                 return -1
             escapes[0] += member.escapes
         more = follows(data, &at, size)
-    if more < 0 or not role.end or not content.end or not (is_ascii(&role) and is_ascii(&author) and is_ascii(&call)):
+    if more < 0 or (is_item and not is_plain_item(data, &members)):
         return -1
-    if not text_at(message, data, &content):
-        return -1
-    message.role = role_of(data, &role)
-    message.name = ascii_of(data, &author) if author.end else None
-    message.tool_call_id = ascii_of(data, &call) if call.end else None
-    return at + 1
+    return at + 1 if is_told(message, data, &members) else -1
+
+
+cdef bint is_told(PlainMessage message, json_t data, Members *members) except -1:
+    """Whether it is one text that is valid, by somebody. The message is told all of it."""
+    cdef bint is_output = members.output.end > 0
+    cdef String *text = &members.output if is_output else &members.content
+    if not text.end or not (is_output or members.role.end) or not text_at(message, data, text):
+        return False
+    message.role = "tool" if is_output else role_of(data, &members.role)
+    message.name = ascii_of(data, &members.name) if members.name.end else None
+    message.tool_call_id = ascii_of(data, &members.call) if members.call.end else None
+    return True
+
+
+cdef String *member_of(Members *members, json_t data, const String *name, bint is_item) noexcept nogil:
+    """Where the member of that name is told; NULL: a plain message has none such."""
+    if is_named(data, name, b"role", 4):
+        return &members.role
+    if is_named(data, name, b"content", 7):
+        return &members.content
+    if is_named(data, name, b"name", 4):
+        return &members.name
+    if not is_item:
+        return &members.call if is_named(data, name, b"tool_call_id", 12) else NULL
+    if is_named(data, name, b"type", 4):
+        return &members.kind
+    if is_named(data, name, b"call_id", 7):
+        return &members.call
+    if is_named(data, name, b"output", 6):
+        return &members.output
+    if is_named(data, name, b"id", 2):
+        return &members.id
+    return &members.status if is_named(data, name, b"status", 6) else NULL
+
+
+cdef bint is_plain_item(json_t data, Members *members) noexcept nogil:
+    """Whether it is a message, or what a tool has put out, and has nothing that is read of the other one."""
+    cdef String *kind = &members.kind
+    if not members.output.end:
+        return not members.call.end and (not kind.end or is_named(data, kind, b"message", 7))
+    if members.role.end or members.content.end or members.name.end:
+        return False
+    return is_named(data, kind, b"function_call_output", 20) or is_named(data, kind, b"custom_tool_call_output", 23)
 
 
 cdef Py_ssize_t one_text(json_t data, Py_ssize_t at, Py_ssize_t size, String *text, Py_ssize_t *weight) noexcept nogil:

@@ -119,6 +119,8 @@ cdef class TextHash:
                     break
                 if message.size > self._longest:
                     long_ones.append((previous, before, message, size))
+                if places is not None:  # calls behind it are of another round
+                    places.begin_round()
                 message.digest_by(self._point, digest)
                 previous = self._hashed(UNIT, previous, before, digest)
                 size += around + message.size
@@ -127,7 +129,8 @@ cdef class TextHash:
                 found = <FoundMessage>messages[at]
                 if found.unit is None:
                     break
-                places.begin_round()
+                if not found.unit.is_call:
+                    places.begin_round()
                 previous = found.unit.key_after(previous, places, unit_key)
                 size += found.unit.size
                 letters.append(found.unit.letter)

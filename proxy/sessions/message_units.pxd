@@ -39,6 +39,7 @@ cdef class MessageUnit:
     cdef readonly long long size, memory_bytes
     cdef readonly object text, kind
     cdef readonly bint is_cut
+    cdef public bint is_call
     cdef public int letter
     cdef public long long weighs
 

@@ -102,6 +102,7 @@ class MessageUnit:
         "_is_part",
         "_said",
         "_steps",
+        "is_call",
         "is_cut",
         "kind",
         "letter",
@@ -112,9 +113,10 @@ class MessageUnit:
         "weighs",
     )
 
-    def __init__(self, hasher: Hasher, role: str, name: str, answers: str, *, is_part: bool = False) -> None:
-        """answers: the id of the call whose result it is; empty: it is none. is_part: its texts cannot be cut."""
-        self._hasher: Hasher | None = hasher  # until it is kept: it would be held in turn
+    def __init__(self, hasher: Hasher | None, role: str, name: str, answers: str, *, is_part: bool = False) -> None:
+        """hasher: until it is kept, as it would be held in turn; None: it has no text. answers: the id of the call that
+        it is the result of; empty: it is none. is_part: its texts cannot be cut."""
+        self._hasher = hasher
         self._before, self._answers, self._is_part = before_parts(role, name, ""), answers, is_part
         self._steps: list[bytes | _Call | MessageUnit | _LongText] = []
         self._said: list[bytes] = []  # behind the last step
@@ -124,6 +126,7 @@ class MessageUnit:
         self.kind: int | None = None  # the kind of that text, where it is no longer held
         self.is_cut = False  # it holds a text that can be cut
         self.letter = self.weighs = 0  # see `plane.Unit`
+        self.is_call = False
         self.memory_bytes = 0  # once it is kept
 
     def key_after(
@@ -192,8 +195,7 @@ class MessageUnit:
 
     def keep(self) -> bool:
         """Lets its text go, and keeps the kind of it; False: it is none to be kept."""
-        size = self._memory()
-        if self.is_cut or self.text is None or size > KEPT_BYTES:
+        if self.is_cut or self.text is None or (size := self._memory()) > KEPT_BYTES:
             return False
         self.kind, self.memory_bytes = kind_of(self.text), size
         self._pack()

@@ -19,10 +19,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from .hasher import NO_UNITS, Hasher, Units
-from .prefix_chain import Chain, Marks, UnitHash
-from .text_cuts import Cut, TextCuts
-from .text_kinds import newest_texts
+from .hasher import NO_UNITS, Units
+from .prefix_chain import Chain, Marks
+from .text_cuts import Cut
 
 
 class Head(msgspec.Struct, frozen=True, gc=False):
@@ -122,84 +121,3 @@ def _parts(chain: Chain) -> tuple[list[Cut], list[Cut]]:
 
 def _reached(part: Sequence[Cut], change: int, known: Collection[int]) -> int:
     return next((size for key, size in reversed(part) if key ^ change in known), 0)
-
-
-class OpenChain:
-    """A chain that grows by units after its head."""
-
-    __slots__ = (
-        "_cuts",
-        "_ends",
-        "_first_user",
-        "_hasher",
-        "_keys",
-        "_last_reply",
-        "_last_user",
-        "_mask",
-        "_newest",
-        "_reasoning",
-        "_reasons",
-        "_size",
-        "_unit",
-    )
-
-    def __init__(
-        self,
-        hasher: Hasher,
-        keys: list[int],
-        ends: list[int],
-        size: int = 0,
-        cuts: TextCuts | None = None,
-    ) -> None:
-        """size: bytes up to the head's end, whose keys and ends are given. cuts: of the texts after the head."""
-        self._cuts = cuts
-        self._mask = keys[-1] ^ keys[0]
-        self._newest = newest_texts()
-        self._hasher = hasher
-        self._keys = keys
-        self._ends = ends
-        self._size = size
-        self._unit: UnitHash | None = None
-        self._first_user = self._last_user = self._last_reply = 0
-        self._reasoning = self._reasons = False  # before the next item; with the newest reply
-
-    @property
-    def is_closed(self) -> bool:
-        return self._unit is None
-
-    def begin(self, role: str, name: str | None = None, call_id: str = "") -> UnitHash:
-        self._close()
-        place = len(self._keys)
-        if role == "user":
-            self._first_user, self._last_user = self._first_user or place, place
-        elif role == "assistant" or role.endswith("call"):
-            self._reasons = self._reasoning or (self._reasons and self._last_reply == place - 1)
-            self._last_reply = place
-        self._reasoning = False
-        if self._cuts is not None:
-            self._cuts.start = self._size
-        self._unit = UnitHash(self._hasher, self._keys[-1] ^ self._mask, role, name or "", call_id, self._cuts)
-        return self._unit
-
-    def reasoning(self) -> None:
-        """The next item comes with it."""
-        self._reasoning = True
-
-    def end(self) -> tuple[int, int]:
-        """The last key, and the bytes up to there."""
-        self._close()
-        return self._keys[-1], self._size
-
-    def chain(self, head: Marks) -> Chain:
-        self._close()
-        marks = head.with_messages(self._first_user, self._last_user, self._last_reply, reasons=self._reasons)
-        keys, ends, texts = tuple(self._keys), tuple(self._ends), tuple(self._newest)
-        return Chain(keys, ends, self._hasher, marks=marks, long_texts=self._cuts or None, texts=texts)
-
-    def _close(self) -> None:
-        if self._unit is not None:
-            self._size += self._unit.size
-            self._newest.append(self._unit.text)
-            self._keys.append(self._unit.key() ^ self._mask)
-            self._ends.append(self._size)
-            self._unit = None

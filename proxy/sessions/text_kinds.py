@@ -10,7 +10,6 @@ tool's result says much less.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -111,11 +110,6 @@ def text_kind(sampled: bytes | None) -> int:
 
 def kind_of(text: TextOrKind) -> int:
     return text if isinstance(text, int) else text_kind(sample(text))
-
-
-def newest_texts() -> deque[TextOrKind]:
-    """Takes the texts of a prompt's units, and keeps the newest of them."""
-    return deque(maxlen=SAMPLED_UNITS)
 
 
 def added(chain: Chain, covered: int | None) -> Amounts:

@@ -9,7 +9,7 @@ A string and a list with that one text are the same content; two texts are never
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,52 +19,39 @@ from ...errors import RequestError
 from ...sessions.hasher import LONG_BYTES, NO_UNITS, Hasher, before_parts, encoded
 from ...sessions.message_units import MessageUnit
 from ...sessions.prefix_chain import NO_MARKS, UNIT_OVERHEAD_BYTES, BlockHash, Chain, TextOrKind, UnitHash
-from ...sessions.prompt_head import Head, OpenChain
+from ...sessions.prompt_head import Head
 from ...sessions.templates import PLAIN, Template
 from ...sessions.text_cuts import FINE_BYTES, LEAST_HEAD_BYTES, TextCuts, UnitText
 from ...sessions.text_kinds import SAMPLED_UNITS
 from ..units import LIST_LIMIT, check_lists, prompt_bytes, too_many_prompts
 from .content import MEDIA_BYTES, UnitContent
+from .items import CallItem
+from .messages import FOUND_MESSAGE, PLAIN_MESSAGE, keep_unit, known_unit, text_or_kind, whole, without_thoughts
 from .shapes import (
-    ABSENT,
     ANY,
     BILLING,
     CANONICAL,
     CONTENT,
-    FOUND_MESSAGE,
-    ITEMS,
     MESSAGE,
-    PLAIN_MESSAGE,
     PROMPT,
-    REASONING,
-    Members,
-    PromptFunction,
     PromptMessage,
     canonical,
     canonical_items,
     comes_with_reasoning,
-    content_of,
     first_text,
     is_by_user,
-    keep_unit,
-    known_unit,
     only_text,
     read,
-    string,
-    text_or_kind,
     texts,
-    whole,
 )
 
 if TYPE_CHECKING:
     from ... import plane
     from .shapes import Message, WholeMessage
 
-_CALLS = frozenset(("function_call", "custom_tool_call"))
 _SYSTEM = frozenset(("system", "developer"))
 _REPLY, _BY_USER, _OTHER = b"au-"  # who says a message; of texts the first letter of the role
 _LETTERS = {"assistant": _REPLY, "user": _BY_USER}
-_SERVERS_OWN = frozenset(("id", "status"))
 _BILLING = BILLING.encode()
 
 
@@ -123,31 +110,67 @@ class PromptReader:
         continues = last is not None and last.role == "assistant" and not last.tool_calls
         before = None if system is None else self._system_unit(head.seed, system, "system")
         if before is None and messages[0].role in _SYSTEM:
-            first = whole(messages.pop(0))
-            self._system_texts = lambda: [first.role, *texts(first.content)]
-            before = self._message(head.seed, first)[:2]
-        keys, ends, size = head.chain(before)
+            before = self._first_unit(head.seed, messages)
+        return self._chain(head, before, messages, continues=continues)
+
+    def responses(
+        self, head: Head, items: list[Message], instructions: msgspec.Raw | None, stored: int | None
+    ) -> Chain:
+        """`input` of Responses. stored: key of the response that it continues, which stands for the head too."""
+        if not items:
+            raise RequestError("input: must not be empty", param="input")
+        before = self._system_unit(head.seed, instructions, "instructions")
+        if before is None and stored is None and items[0].role in _SYSTEM:
+            before = self._first_unit(head.seed, items)
+        items, with_thoughts = without_thoughts(items, self.hasher)
+        return self._chain(head, before, items, with_thoughts, stored=stored)
+
+    def _first_unit(self, seed: int, messages: list[Message]) -> tuple[int, int]:
+        """Key and size of the first message, which is the system's and is taken out of the list."""
+        first = whole(messages.pop(0))
+        self._system_texts = lambda: [first.role, *texts(first.content)]
+        return self._message(seed, first)[:2]
+
+    def _chain(
+        self,
+        head: Head,
+        system: tuple[int, int] | None,
+        messages: list[Message],
+        with_thoughts: Set[int] = frozenset(),
+        *,
+        continues: bool = False,
+        stored: int | None = None,
+    ) -> Chain:
+        """system: key and size of what it says. with_thoughts: places of the messages that come with reasoning which is
+        no part of them. continues: the reply continues the last one. stored: stands for the head."""
+        keys, ends, size = head.chain(system)
+        if stored is not None:
+            keys, ends = [stored], [0]
         head_end = len(keys) - 1
         if head_end:
-            self._note_head(head, keys, ends, has_system=before is not None)
+            self._note_head(head, keys, ends, has_system=system is not None)
+        elif not messages:  # only reasoning: an empty one stands for it
+            messages = [PromptMessage(role="")]
         roles, unit = self._add_messages(messages, keys, ends, size, continues=continues)
         last_reply = max(roles.rfind(_REPLY), 0)
         reply: Any = messages[last_reply - head_end - 1] if last_reply else None
         if type(reply) is FOUND_MESSAGE:
             reply = whole(reply)
-        marks = head.marks(
-            max(roles.find(_BY_USER), 0),
-            max(roles.rfind(_BY_USER), 0),
-            last_reply,
-            has_system=before is not None,
-            reasons=isinstance(reply, PromptMessage) and comes_with_reasoning(reply),
-        )
+        reasons = isinstance(reply, PromptMessage) and comes_with_reasoning(reply)
+        if with_thoughts:
+            first = len(roles[: last_reply + 1].rstrip(bytes((_REPLY,))))  # of the items that are that reply
+            reasons = not with_thoughts.isdisjoint(range(first - head_end - 1, last_reply - head_end))
+        first_user, last_user = max(roles.find(_BY_USER), 0), max(roles.rfind(_BY_USER), 0)
+        if stored is None:
+            marks = head.marks(first_user, last_user, last_reply, has_system=system is not None, reasons=reasons)
+        else:
+            marks = NO_MARKS.with_messages(first_user, last_user, last_reply, reasons=reasons)
         for place in (last_reply - 1, len(keys) - 1):
             if place > head_end:
                 self._note_newest(messages[place - head_end - 1], keys[place - 1], ends[place - 1])
         mask = self._cuts.mask
         if mask and reply is not None and roles.count(_REPLY) == 1 and (text := only_text(reply)):
-            self._cuts.note_only_reply(text, head.seed ^ mask, ends[head_end])
+            self._cuts.note_only_reply(text, keys[0] ^ mask, ends[head_end])
         newest, cuts = tuple(self._newest[-SAMPLED_UNITS:]), self._cuts or None
         return Chain(tuple(keys), tuple(ends), self.hasher, open_unit=unit, marks=marks, long_texts=cuts, texts=newest)
 
@@ -200,14 +223,17 @@ class PromptReader:
 
     def _message(self, previous: int, message: Message) -> tuple[int, int, int]:
         """Its key and size, and a letter for who says it."""
+        places = self.content.seen_places
         if type(message) is PLAIN_MESSAGE and message.size:
             role = message.role
             if role != "system" or not message.utf8.startswith(_BILLING):
+                if places is not None:
+                    places.begin_round()
                 key = self._plain_message(previous, message)
                 return key, UNIT_OVERHEAD_BYTES + message.size, _LETTERS.get(role, _OTHER)
         unit = known_unit(message) or self._new_unit(message, whole(message))
-        if self.content.seen_places is not None:
-            self.content.places.begin_round()
+        if places is not None and not unit.is_call:
+            places.begin_round()
         self._newest.append(unit.text if unit.kind is None else unit.kind)
         key = unit.key_after(previous, self.content.places, self.hasher.unit, self._cuts)
         return key, unit.size, unit.letter
@@ -227,7 +253,7 @@ class PromptReader:
         had_media, content.has_media = content.has_media, False
         unit = MessageUnit(self.hasher, message.role, message.name or "", message.tool_call_id or "")
         self.content.add_message(unit, message)
-        unit.letter = _letter(message)
+        unit.letter, unit.is_call = _letter(message), isinstance(message, CallItem)
         if not content.has_media:
             keep_unit(self.hasher, found, unit)
         content.has_media = content.has_media or had_media
@@ -246,34 +272,6 @@ class PromptReader:
         self._newest.append(unit.text)
         unit.text = ""
         return unit
-
-    def responses(self, head: Head, raw: msgspec.Raw, instructions: msgspec.Raw | None, stored: int | None) -> Chain:
-        """`input` of Responses. stored: key of the response that it continues, which stands for the head too."""
-        items = read(ITEMS, raw, "input")
-        if items == []:
-            raise RequestError("input: must not be empty", param="input")
-        system = self._system_unit(head.seed, instructions, "instructions")
-        if system is None and stored is None and isinstance(items, list) and string(items[0], "role") in _SYSTEM:
-            opening = OpenChain(self.hasher, [head.seed], [0])
-            first = items.pop(0)
-            self._system_texts = lambda: [string(first, "role") or "", *texts(content_of(first, "content"))]
-            self._add_item(opening, first)
-            system = opening.end()
-        keys, ends, size = head.chain(system)
-        marks = head.marks(has_system=system is not None)
-        if stored is not None:
-            keys, ends, marks = [stored], [0], NO_MARKS
-        else:
-            self._note_head(head, keys, ends, has_system=system is not None)
-        units = OpenChain(self.hasher, keys, ends, size, self._cuts)
-        if isinstance(items, str):
-            self.content.add(units.begin("user"), items)
-        else:
-            for item in items:
-                self._add_item(units, item)
-        if len(keys) == 1 and units.is_closed:  # only reasoning: an empty unit stands for it
-            units.begin("")
-        return units.chain(marks)
 
     def completions(self, seed: int, raw: msgspec.Raw) -> tuple[Chain, int]:
         """The chain of `prompt`, and how many prompts it holds: several are one unit, known only as a whole."""
@@ -300,40 +298,8 @@ class PromptReader:
         key = self.hasher.key(b"E", f"{seed:x}", CANONICAL.encode(read(ANY, raw, "prompt_embeds")))
         return Chain((key,), (MEDIA_BYTES,), self.hasher, texts=(None,))
 
-    def _add_item(self, units: OpenChain, item: Members) -> None:
-        kind = string(item, "type") or "message"
-        if kind in REASONING:
-            units.reasoning()  # has no unit
-            return
-        if kind in _CALLS:
-            call = PromptFunction(string(item, "name"), item.get("arguments", ABSENT), item.get("input", ABSENT))
-            self.content.add_call(units.begin("call"), string(item, "call_id"), call)
-        elif kind.endswith("_call"):
-            self.content.add_opaque(units.begin(kind), self._named_by_place(item))
-        else:
-            self.content.places.begin_round()
-            self._add_said(units, kind, item)
-
-    def _named_by_place(self, item: Members) -> Members:
-        named = not self.content.places.call(string(item, "call_id"))
-        return {
-            name: raw for name, raw in item.items() if name not in _SERVERS_OWN and not (named and name == "call_id")
-        }
-
-    def _add_said(self, units: OpenChain, kind: str, item: Members) -> None:
-        """An item that is no call."""
-        if kind == "message":
-            unit = units.begin(string(item, "role") or "", string(item, "name"))
-            self.content.add(unit, content_of(item, "content"))
-        elif kind.endswith("_output") and "output" in item:
-            unit = units.begin("tool", call_id=self.content.places.result(string(item, "call_id")))
-            self.content.add(unit, content_of(item, "output"))
-        else:
-            own = {name: raw for name, raw in item.items() if kind == "item_reference" or name not in _SERVERS_OWN}
-            self.content.add_opaque(units.begin(kind), own)
-
 
 def _letter(message: WholeMessage) -> int:
     if message.role == "user" and (not isinstance(message, PromptMessage) or is_by_user(message.content)):
         return _BY_USER
-    return _REPLY if message.role == "assistant" else _OTHER
+    return _REPLY if message.role == "assistant" or isinstance(message, CallItem) else _OTHER

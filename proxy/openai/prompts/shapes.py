@@ -5,22 +5,18 @@ OpenAI's and Anthropic's shapes as vLLM takes them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from msgspec.json import Decoder, Encoder
 
 from ... import plane
-from ...errors import UNREADABLE, RequestError
+from ...errors import RequestError
 from ...media.items import UUID, media_type
 from ..body_members import pruned
 
 if TYPE_CHECKING:
     from typing import TypeAlias
-
-    from ...sessions.hasher import Hasher
-    from ...sessions.message_units import MessageUnit
-    from ...sessions.prefix_chain import TextOrKind
 
     Message: TypeAlias = "PromptMessage | plane.PlainMessage | plane.FoundMessage"
     WholeMessage: TypeAlias = "PromptMessage | plane.PlainMessage"
@@ -34,9 +30,6 @@ _TEXT = frozenset(("text", "input_text", "output_text"))
 _SHOWN = frozenset(("reasoning", "thinking"))
 REASONING = _SHOWN | {"redacted_thinking"}
 BILLING = "x-anthropic-billing-header"  # differs in every request of a client; vLLM drops it too
-# What compiled code finds. Types are compared where nearly all messages are plain: a call takes ten times as long.
-FOUND_MESSAGE = plane.FoundMessage if plane.IS_BUILT else None
-PLAIN_MESSAGE = plane.PlainMessage if plane.IS_BUILT else None
 _NO_TEXT = frozenset((b"", b"null", b'""'))
 
 
@@ -79,6 +72,7 @@ FLAG: Decoder[bool | None] = Decoder(bool | None)
 CONTENT: Decoder[Content] = Decoder(Content)
 MESSAGE: Decoder[PromptMessage] = Decoder(PromptMessage)
 MESSAGES: Decoder[list[PromptMessage]] = Decoder(list[PromptMessage])
+MEMBERS: Decoder[Members] = Decoder(Members)
 ITEMS: Decoder[str | list[Members]] = Decoder(str | list[Members])
 PROMPT: Decoder[str | list[int | str | list[int]] | None] = Decoder(str | list[int | str | list[int]] | None)
 
@@ -90,54 +84,9 @@ def read(decoder: Decoder[T], raw: msgspec.Raw, name: str) -> T:
         raise RequestError(f"{name}: {exc}", param=name) from exc
 
 
-def read_messages(raw: msgspec.Raw, hasher: Hasher) -> list[Message]:
-    """The messages of a chat; where code is compiled, it finds those that are one text and nothing else, or known."""
-    found = plane.messages(raw, hasher.point, hasher.known_units.find) if plane.IS_BUILT else None
-    if found is None or not decode_others(*found):
-        return [*read(MESSAGES, raw, "messages")]
-    return found[0]
-
-
-def decode_others(messages: list[Any], others: list[int]) -> bool:
-    """Decodes the messages at those places. Whatever is wrong with one is told by the way that decodes all of them."""
-    try:
-        for at in others:
-            messages[at].decoded = MESSAGE.decode(messages[at].raw)
-    except UNREADABLE:
-        return False
-    return True
-
-
-def whole(message: Message) -> WholeMessage:
-    """All of it: of one whose unit is known, nothing has been decoded yet."""
-    if type(message) is not FOUND_MESSAGE:
-        return cast("WholeMessage", message)
-    if message.decoded is None:
-        message.decoded = MESSAGE.decode(message.raw)
-    return cast("WholeMessage", message.decoded)
-
-
-def known_unit(message: Message) -> MessageUnit | None:
-    """Of a message that an earlier prompt had too."""
-    return message.unit if type(message) is FOUND_MESSAGE else None
-
-
-def keep_unit(hasher: Hasher, message: Message, unit: MessageUnit) -> None:
-    """For later prompts that have this message, if it has a name by which to know it."""
-    if type(message) is FOUND_MESSAGE and message.digest is not None and unit.keep():
-        unit.weighs = plane.bones(message.raw)[2]
-        hasher.known_units.add(message.digest, unit)
-
-
-def text_or_kind(message: Message) -> TextOrKind:
-    """Of a plain or a known one, for counting tokens."""
-    unit = known_unit(message)
-    return cast("plane.PlainMessage", message) if unit is None else unit.kind
-
-
 def is_by_user(content: Content) -> bool:
     """Whether it is more than results of tools, which Anthropic's clients send in the user's name."""
-    if not isinstance(content, list):
+    if not content or not isinstance(content, list):
         return True
     return any(isinstance(part, str) or string(part, "type") != "tool_result" for part in content)
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ppd.proxy import plane
 from ppd.proxy.errors import RequestError
 from ppd.proxy.openai.body_members import SHORT_BYTES, Members, located
-from ppd.proxy.openai.prompts.shapes import MESSAGES, PromptMessage, read_messages, whole
+from ppd.proxy.openai.prompts.messages import read_messages, whole
+from ppd.proxy.openai.prompts.shapes import MESSAGES, PromptMessage
 from ppd.proxy.openai.request import Endpoint, ReadingRules, parse_request, request_of
 from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.text_cuts import cuts_of

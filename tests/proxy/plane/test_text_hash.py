@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppd.proxy.openai.prompts.messages import read_messages
 from ppd.proxy.openai.prompts.reader import PromptReader
-from ppd.proxy.openai.prompts.shapes import read_messages
 from ppd.proxy.plane import IS_FAST, TextHash, TextPoint, messages
 from ppd.proxy.sessions.hasher import Hasher, no_units
 from ppd.proxy.sessions.prefix_chain import Chain

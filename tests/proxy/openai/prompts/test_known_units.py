@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppd.proxy import plane
+from ppd.proxy.openai.prompts.messages import read_messages
 from ppd.proxy.openai.prompts.reader import PromptReader
-from ppd.proxy.openai.prompts.shapes import read_messages
 from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.message_units import KEPT_BYTES
 from ppd.proxy.sessions.prompt_head import Head

@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from typing_extensions import Buffer
 
@@ -17,36 +17,32 @@ class PlainMessage:
     @property
     def content(self) -> str: ...
 
-class Unit(Protocol):
-    """What a message adds to a chain: see `sessions/message_units`."""
-
-    role: str
-    size: int
-    weighs: int
-    """As `bones` weighs the message."""
-    letter: int
-    """For who says it."""
-    is_call: bool
-    """It is an item of Responses: calls that follow one another are of one round."""
-    def key_after(self, previous: int, places: Any, unit_key: Callable[[int, bytes], int], /) -> int: ...
-
 class FoundMessage:
     digest: bytes | None
     is_item: bool
-    unit: Any
+    unit: bytes | None
+    """What it adds to a chain, where an earlier prompt had it: see `sessions/message_units`, for what follows too."""
     decoded: Any
     @property
     def role(self) -> str: ...
     @property
     def raw(self) -> memoryview: ...
+    @property
+    def letter(self) -> int: ...
+    @property
+    def is_call(self) -> bool: ...
+    @property
+    def kind(self) -> int: ...
+    @property
+    def size(self) -> int: ...
 
 def messages(
     data: Buffer,
     point: TextPoint | None = None,
-    known: Callable[[bytes], Any] | None = None,
+    known: Callable[[bytes], bytes | None] | None = None,
     *,
     are_items: bool = False,
 ) -> tuple[list[Any], list[int]] | None: ...
 def messages_at(
-    data: Buffer, at: int, most: int, point: TextPoint | None, known: Callable[[bytes], Any] | None = None
+    data: Buffer, at: int, most: int, point: TextPoint | None, known: Callable[[bytes], bytes | None] | None = None
 ) -> tuple[list[Any], list[int], int, int] | None: ...

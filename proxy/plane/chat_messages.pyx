@@ -95,12 +95,33 @@ cdef class PlainMessage:
 cdef class FoundMessage:
     """A message that is more than one text: where it lies, and what somebody has made of it.
 
-    unit: what it adds to a chain, where that is known of an earlier one with the same bytes. decoded: once it has been.
+    unit: what it adds to a chain, where that is known of an earlier one with the same bytes, and only there its letter, its
+    kind and its size are. decoded: once it has been.
     """
 
     @property
     def role(self):
-        return self.decoded.role if self.unit is None else self.unit.role
+        if self.unit is None:
+            return self.decoded.role
+        return PyBytes_AS_STRING(self.unit)[UNIT_HEAD_BYTES : UNIT_HEAD_BYTES + self._head.before].split(b"\xff")[0].decode(
+            "utf-8", "surrogatepass"
+        )
+
+    @property
+    def letter(self):
+        return self._head.letter
+
+    @property
+    def is_call(self):
+        return self._head.is_call
+
+    @property
+    def kind(self):
+        return self._head.kind
+
+    @property
+    def size(self):
+        return self._head.size
 
     @property
     def raw(self):
@@ -173,7 +194,7 @@ cdef tuple listed(Kept kept, Py_ssize_t at, Py_ssize_t most, TextPoint point, kn
             if other.unit is None:
                 others.append(len(found))
             else:
-                weight += other.unit.weighs
+                weight += other._head.weighs
             found.append(other)
         at = json_space_end(data, end, size)
         if at < size and data[at] == c"]":
@@ -196,6 +217,8 @@ cdef FoundMessage found_message(
         message.digest = PyBytes_FromStringAndSize(<const char *>digest, DIGEST_BYTES + is_item)
         if known is not None:
             message.unit = known(message.digest)
+            if message.unit is not None:
+                message._head = head_of(message.unit)
     return message
 
 

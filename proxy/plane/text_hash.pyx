@@ -3,10 +3,12 @@
 text and what comes before it."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
-from .chat_messages cimport FoundMessage, PlainMessage
+from .body_parts cimport json_t
+from .chat_messages cimport UNIT_HEAD_BYTES, FoundMessage, PlainMessage, UnitHead, number, read_head
 from .text_digest cimport DIGEST_BYTES, TextPoint, polyval_add, polyval_end, polyval_start, polyval_t
 
 from .text_digest import IS_FAST as HAS_POINTS
@@ -23,6 +25,11 @@ IS_FAST = bool(sha256_is_there() and HAS_POINTS)
 """Whether this CPU has the instructions for this and for digests. Without them `hashlib` is as fast."""
 
 cdef bytes UNIT = b"UT"
+cdef const char *END = b"\xff"  # of each string before a text
+
+cdef enum:
+    STEP_BYTES = 3  # of a packed unit's step, before what it holds
+    KEY_BYTES = 8
 
 
 cdef class TextHash:
@@ -95,6 +102,11 @@ cdef class TextHash:
         sha256_add(&hash, PyBytes_AS_STRING(start), PyBytes_GET_SIZE(start))
         return sha256_end(&hash) >> self._dropped_bits
 
+    def known_key(self, uint64_t previous, bytes unit not None, places not None):
+        """Of a unit as `sessions/message_units` packs it, in a prompt whose calls have these places. ValueError if it is
+        none."""
+        return self._known_key(previous, <json_t>PyBytes_AS_STRING(unit), PyBytes_GET_SIZE(unit), places)
+
     def run(self, list messages not None, Py_ssize_t at, uint64_t previous, Py_ssize_t size, Py_ssize_t around, places):
         """Of the messages from `at` on, as far as each is known, or one text by one of the roles: keys, each chained to the
         one before it, what the prompt then measures, and a letter for who says each: of a text the first one of its role.
@@ -110,7 +122,6 @@ cdef class TextHash:
         cdef FoundMessage found
         cdef unsigned char digest[DIGEST_BYTES]
         cdef bytes before
-        unit_key = self.unit_key
         while 0 <= at < len(messages):
             if type(messages[at]) is PlainMessage:
                 message = <PlainMessage>messages[at]
@@ -129,17 +140,71 @@ cdef class TextHash:
                 found = <FoundMessage>messages[at]
                 if found.unit is None:
                     break
-                if not found.unit.is_call:
+                if not found._head.is_call:
                     places.begin_round()
-                previous = found.unit.key_after(previous, places, unit_key)
-                size += found.unit.size
-                letters.append(found.unit.letter)
+                previous = self._known_key(
+                    previous, <json_t>PyBytes_AS_STRING(found.unit), PyBytes_GET_SIZE(found.unit), places
+                )
+                size += found._head.size
+                letters.append(found._head.letter)
             else:
                 break
             keys.append(previous)
             ends.append(size)
             at += 1
         return keys, ends, letters, long_ones
+
+    cdef uint64_t _known_key(self, uint64_t previous, json_t unit, Py_ssize_t size, places) except? 0:
+        cdef sha256_t hash = self._begun(c"U", previous)
+        cdef UnitHead head
+        cdef bytes answers
+        cdef Py_ssize_t at, length
+        cdef unsigned char letter
+        cdef json_t said
+        cdef uint64_t key
+        cdef unsigned char part[1 + KEY_BYTES]
+        read_head(unit, size, &head)
+        at = UNIT_HEAD_BYTES + head.before
+        if head.answers:
+            answers = (<str>places.result(id_at(unit + at, head.answers))).encode("utf-8", "surrogatepass")
+            sha256_add(&hash, unit + UNIT_HEAD_BYTES, head.before - 1)
+            sha256_add(&hash, PyBytes_AS_STRING(answers), PyBytes_GET_SIZE(answers))
+            sha256_add(&hash, END, 1)
+            at += head.answers
+        else:
+            sha256_add(&hash, unit + UNIT_HEAD_BYTES, head.before)
+        while at < size:
+            letter = unit[at]
+            length = number(unit + at + 1, 2) if at + STEP_BYTES <= size else size
+            said = unit + at + STEP_BYTES
+            at += STEP_BYTES + length
+            if at > size or (letter == c"C" and length < KEY_BYTES):
+                raise ValueError("a step ends in its unit")
+            if letter == c"S":
+                sha256_add(&hash, said, length)
+                continue
+            if letter == c"C":
+                key = self._call_key(said, length, places)
+            else:
+                key = self._known_key(0, said, length, places)
+            part_of(letter, key, part)
+            sha256_add(&hash, part, sizeof(part))
+        return sha256_end(&hash) >> self._dropped_bits
+
+    cdef uint64_t _call_key(self, json_t call, Py_ssize_t size, places) except? 0:
+        cdef uint64_t key = 0
+        cdef int place
+        cdef bytes id
+        cdef sha256_t hash
+        for place in range(KEY_BYTES):
+            key |= <uint64_t>call[place] << (8 * place)
+        id = (<str>places.call(id_at(call + KEY_BYTES, size - KEY_BYTES))).encode("utf-8", "surrogatepass")
+        if not id:
+            return key
+        hash = self._begun(c"C", key)
+        sha256_add(&hash, PyBytes_AS_STRING(id), PyBytes_GET_SIZE(id))
+        sha256_add(&hash, END, 1)
+        return sha256_end(&hash) >> self._dropped_bits
 
     cdef bytes _before_text(self, PlainMessage message, places):
         """What comes before the text of this message; None where it has to be hashed by itself."""
@@ -152,7 +217,7 @@ cdef class TextHash:
 
     cdef bytes _answering(self, bytes before, str call):
         """before: a role, and what ends each of its three parts."""
-        return before[:-1] + call.encode() + before[-1:]
+        return before[: len(before) - 1] + call.encode() + END
 
     cdef uint64_t _key(self, uint64_t previous, bytes before, bytes text) noexcept:
         cdef unsigned char digest[DIGEST_BYTES]
@@ -170,10 +235,18 @@ cdef class TextHash:
 
     cdef sha256_t _begun(self, char domain, uint64_t previous) noexcept:
         cdef sha256_t hash = self._root
-        cdef unsigned char start[9]
-        cdef int place
-        start[0] = domain
-        for place in range(8):
-            start[place + 1] = previous >> (8 * place) & 0xFF
-        sha256_add(&hash, start, 9)
+        cdef unsigned char start[1 + KEY_BYTES]
+        part_of(domain, previous, start)
+        sha256_add(&hash, start, sizeof(start))
         return hash
+
+
+cdef void part_of(char kind, uint64_t key, unsigned char *to) noexcept:
+    cdef int place
+    to[0] = kind
+    for place in range(KEY_BYTES):
+        to[place + 1] = key >> (8 * place) & 0xFF
+
+
+cdef str id_at(json_t start, Py_ssize_t size):
+    return PyUnicode_DecodeUTF8(<const char *>start, size, "surrogatepass")

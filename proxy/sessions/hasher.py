@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
@@ -32,7 +32,9 @@ _BEYOND_KEY = 64 - KEY_BITS
 USUAL_KEYS = 1024
 
 KNOWN_UNITS_BYTES = 16 << 20
-"""Of units that are kept of messages which are no plain texts: 20,000 at 0.8 KB each."""
+"""Of units that are kept of messages which are no plain texts: some 50,000, as 400 chats with 120 of these have."""
+
+PLACE_BYTES = 230  # that one takes beside its own bytes: two objects, and a place in a table
 
 KEPT_UNITS = 100_000
 """Of lists that many prompts have: at most 10 MB."""
@@ -48,14 +50,6 @@ TEXT = b"T"  # before a text's digest
 CUT = b"\xfd"  # before that of its beginning; UTF-8 never holds it
 _ROLES = {role: role.encode() + 3 * END for role in ("system", "user", "assistant", "tool", "developer")}
 _IN_RUNS = {role: before for role, before in _ROLES.items() if role != "system"}  # not every text of it counts
-
-
-class OfKnownSize(Protocol):
-    @property
-    def memory_bytes(self) -> int: ...
-
-
-T = TypeVar("T", bound=OfKnownSize)
 
 
 class Units(msgspec.Struct, frozen=True, gc=False):
@@ -120,30 +114,31 @@ def no_units(messages: list[Any], at: int, previous: int, size: int, around: int
     return (), (), b"", ()
 
 
-class Newest(Generic[T]):
-    """What was made of bytes, by their digest: of what was asked for last as much as takes `most_bytes` of memory, but
-    for one; never more than twice that."""
+class KnownUnits:
+    """What messages add to a chain, packed, by the digests of their bytes: of those that were asked for last as many as
+    take `most_bytes` of memory; never more than twice that."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
-        self._newer: dict[bytes, T] = {}
-        self._older: dict[bytes, T] = {}
+        self._newer: dict[bytes, bytes] = {}
+        self._older: dict[bytes, bytes] = {}
         self._bytes = 0  # of the newer ones
 
     def __len__(self) -> int:
         return len(self._newer) + len(self._older)
 
-    def find(self, digest: bytes) -> T | None:
+    def find(self, digest: bytes) -> bytes | None:
         found = self._newer.get(digest)
         if found is None and (found := self._older.pop(digest, None)) is not None:
             self.add(digest, found)
         return found
 
-    def add(self, digest: bytes, made: T) -> None:
-        if self._bytes + made.memory_bytes > self._most:
+    def add(self, digest: bytes, unit: bytes) -> None:
+        size = PLACE_BYTES + len(unit)
+        if self._bytes + size > self._most:
             self._older, self._newer, self._bytes = self._newer, {}, 0
-        self._newer[digest] = made
-        self._bytes += made.memory_bytes
+        self._newer[digest] = unit
+        self._bytes += size
 
 
 class Hasher:
@@ -173,7 +168,7 @@ class Hasher:
         self._lists: dict[int, Units] = {}
         self._listed = 0  # units in them
         self.known_heads: dict[tuple[int, int], bytes] = {}  # see `text_cuts`
-        self.known_units: Newest[Any] = Newest(KNOWN_UNITS_BYTES)  # by the digest of a message's bytes
+        self.known_units = KnownUnits(KNOWN_UNITS_BYTES)
         self.usual_key = lru_cache(USUAL_KEYS)(self.key)  # cached, for what nearly every request has again
 
     def start(self, domain: bytes, previous: int = 0, first: bytes = b"") -> _Hash:
@@ -241,6 +236,15 @@ class Hasher:
         if self._texts is not None:
             return self._texts.unit_key(previous, said)
         return finished(self.start(b"U", previous, said))
+
+    def call_key(self, key: int, id: str) -> int:
+        """Of a tool call, by the key that it has without its id; empty: that one."""
+        return finished(self.start(b"C", key, encoded(id) + END)) if id else key
+
+    def known_unit(self, previous: int, unit: bytes, places: Places) -> int:
+        """The key of one of the known units, which compiled code alone finds."""
+        assert self._texts is not None
+        return self._texts.known_key(previous, unit, places)
 
     def message_unit(self, previous: int, before: bytes, message: plane.PlainMessage) -> int:
         """As `text_unit`, of a message that was found in a body. before: by `before_parts`."""

@@ -1,7 +1,7 @@
 cimport cython
 
 
-cdef int _UNIT_BYTES, _STEP_BYTES, _CALL_BYTES, _CHARACTER_BYTES
+cdef int _SAID, _CALLED, _RESULT
 
 
 @cython.final
@@ -19,7 +19,7 @@ cdef class CallPlaces:
 @cython.final
 cdef class _Call:
     cdef readonly str id
-    cdef readonly bytes by_place, by_id
+    cdef readonly object key
 
 
 @cython.final
@@ -34,20 +34,17 @@ cdef class MessageUnit:
     cdef bytes _before
     cdef str _answers
     cdef bint _is_part
-    cdef object _steps, _said
-    cdef readonly str role
-    cdef readonly long long size, memory_bytes
-    cdef readonly object text, kind
+    cdef list _steps, _said
+    cdef readonly long long size
+    cdef readonly object text
     cdef readonly bint is_cut
     cdef public bint is_call
     cdef public int letter
-    cdef public long long weighs
 
     @cython.locals(said=list)
     cpdef key_after(self, previous, CallPlaces places, unit_key, cuts=*)
-    @cython.locals(found=Py_ssize_t)
-    cpdef Py_ssize_t _memory(self) except -1
-    cpdef _pack(self)
+    @cython.locals(letter=cython.int, answers=bytes, said=bytes, result=bytes, found=list)
+    cpdef _packed(self, Py_ssize_t room, int kind, weighs)
     cdef _add_step(self, step)
     cdef _end_step(self)
     cdef _hashed(self, state, previous, list said)

@@ -3,7 +3,7 @@
 
 An agent sends each call and each result again with every turn. All that the unit of a message hashes is in the message
 itself, but for the key before it, and for the places of calls. So it is kept as the bytes that it hashes, with gaps for
-those places.
+those places: packed, as there are many, and read by compiled code alone (`plane/text_hash`).
 
 Most chat templates do not print the ids of calls, and some clients number them anew in each request. So a call has no
 id in its hash, as its place is known from what was hashed before it, and a result has the place of the call that it
@@ -13,6 +13,7 @@ names. Where the template prints ids (`templates`) they are hashed as they are.
 from __future__ import annotations
 
 from collections import deque
+from struct import Struct
 from typing import TYPE_CHECKING
 
 from .hasher import END, LONG_BYTES, Hasher, before_parts, encoded, finished, key_part, text_part
@@ -25,12 +26,16 @@ if TYPE_CHECKING:
 
     from .prefix_chain import LongTexts
 
-KEPT_BYTES = 4096
-"""A unit that takes more memory is not kept. Nearly all take a quarter: a text is there as its digest, a call as its
-key."""
+KEPT_BYTES = 2048
+"""A unit that takes more is not kept. Nearly all take 50 to 300: a text is there as its digest, a call as its key."""
 
-# Of a unit with its place in a table, of a step that is bytes, and of a call, beside the bytes that they hold.
-_UNIT_BYTES, _STEP_BYTES, _CALL_BYTES, _CHARACTER_BYTES = 520, 48, 260, 4
+# How a unit is packed, in little-endian numbers: the letter for who says it, whether it is a call, the kind of its
+# text, its size, what its message weighs, and the lengths of what it begins with and of the id that it answers. Both
+# follow, and then its steps, each a letter, a length and so many bytes: what is hashed; or a call's key without its id,
+# and its id; or a result, packed likewise.
+_HEAD = Struct("<BBBxIIHH")
+_STEP = Struct("<BH")
+_SAID, _CALLED, _RESULT = b"SCR"
 
 
 class CallPlaces:
@@ -73,13 +78,12 @@ class CallPlaces:
 
 
 class _Call:
-    """A call, as the part that stands for it in the hash of its unit."""
+    """A call: its id, and its key without it."""
 
-    __slots__ = ("by_id", "by_place", "id")
+    __slots__ = ("id", "key")
 
-    def __init__(self, id: str, by_place: bytes, by_id: bytes) -> None:
-        """by_place, by_id: where calls are known by their places; by their ids."""
-        self.id, self.by_place, self.by_id = id, by_place, by_id
+    def __init__(self, id: str, key: int) -> None:
+        self.id, self.key = id, key
 
 
 class _LongText:
@@ -104,30 +108,22 @@ class MessageUnit:
         "_steps",
         "is_call",
         "is_cut",
-        "kind",
         "letter",
-        "memory_bytes",
-        "role",
         "size",
         "text",
-        "weighs",
     )
 
-    def __init__(self, hasher: Hasher | None, role: str, name: str, answers: str, *, is_part: bool = False) -> None:
-        """hasher: until it is kept, as it would be held in turn; None: it has no text. answers: the id of the call that
-        it is the result of; empty: it is none. is_part: its texts cannot be cut."""
+    def __init__(self, hasher: Hasher, role: str, name: str, answers: str, *, is_part: bool = False) -> None:
+        """answers: the id of the call whose result it is; empty: it is none. is_part: its texts cannot be cut."""
         self._hasher = hasher
         self._before, self._answers, self._is_part = before_parts(role, name, ""), answers, is_part
         self._steps: list[bytes | _Call | MessageUnit | _LongText] = []
         self._said: list[bytes] = []  # behind the last step
-        self.role = role
         self.size = UNIT_OVERHEAD_BYTES
         self.text: str | None = ""  # the longest that it was shown; see `longer`
-        self.kind: int | None = None  # the kind of that text, where it is no longer held
         self.is_cut = False  # it holds a text that can be cut
-        self.letter = self.weighs = 0  # see `plane.Unit`
-        self.is_call = False
-        self.memory_bytes = 0  # once it is kept
+        self.letter = 0  # for who says it; 0: nobody, as it is reasoning
+        self.is_call = False  # it is an item: calls that follow one another are of one round
 
     def key_after(
         self, previous: int, places: CallPlaces, unit_key: Callable[[int, bytes], int], cuts: LongTexts | None = None
@@ -140,7 +136,7 @@ class MessageUnit:
             if type(step) is bytes:
                 said.append(step)
             elif type(step) is _Call:
-                said.append(step.by_id if places.call(step.id) else step.by_place)
+                said.append(key_part(b"C", self._hasher.call_key(step.key, places.call(step.id))))
             elif type(step) is MessageUnit:
                 said.append(key_part(b"R", step.key_after(0, places, unit_key)))
             elif type(step) is _LongText and cuts is not None:
@@ -154,7 +150,6 @@ class MessageUnit:
 
     def _hashed(self, state: _Hash | None, previous: int, said: list[bytes]) -> _Hash:
         if state is None:
-            assert self._hasher is not None, "one that is kept has no texts that can be cut"
             return self._hasher.start(b"U", previous, b"".join(said))
         state.update(b"".join(said))
         return state
@@ -170,7 +165,6 @@ class MessageUnit:
         if len(data) > LONG_BYTES and not self._is_part:
             self._add_step(_LongText(data, self.size))
             self.is_cut = True
-        assert self._hasher is not None, "nothing is added to one that is kept"
         self._said.append(text_part(self._hasher.digest(data)))
         self.size += len(data)
 
@@ -179,10 +173,9 @@ class MessageUnit:
         self._said.append(key_part(kind, key))
         self.size += size
 
-    def add_call(self, id: str, key_of: Callable[[str], int], size: int, places: CallPlaces) -> None:
-        """key_of: the call's key, by the id that is hashed with it."""
-        by_place = key_part(b"C", key_of(""))
-        self._add_step(_Call(id, by_place, key_part(b"C", key_of(id)) if id else by_place))
+    def add_call(self, id: str, key: int, size: int, places: CallPlaces) -> None:
+        """key: the call's, without its id."""
+        self._add_step(_Call(id, key))
         self.size += size
 
     def add_result(self, result: MessageUnit, places: CallPlaces) -> None:
@@ -193,34 +186,37 @@ class MessageUnit:
     def show(self, text: str | None) -> None:
         self.text = longer(self.text, text)
 
-    def keep(self) -> bool:
-        """Lets its text go, and keeps the kind of it; False: it is none to be kept."""
-        if self.is_cut or self.text is None or (size := self._memory()) > KEPT_BYTES:
-            return False
-        self.kind, self.memory_bytes = kind_of(self.text), size
-        self._pack()
-        return True
+    def packed(self, weighs: int) -> bytes | None:
+        """For later prompts, without its text; None: it is not to be kept. weighs: as `plane.bones` has its message."""
+        if self.is_cut or self.text is None:
+            return None
+        return self._packed(KEPT_BYTES, kind_of(self.text), weighs)
 
-    def _memory(self) -> int:
+    def _packed(self, room: int, kind: int, weighs: int) -> bytes | None:
+        """None where it takes more than there is room for."""
         self._end_step()
-        found = _UNIT_BYTES + len(self._before) + len(self._answers) * _CHARACTER_BYTES
+        answers = encoded(self._answers)
+        room -= _HEAD.size + len(self._before) + len(answers)
+        if room < 0:
+            return None
+        head = _HEAD.pack(self.letter, self.is_call, kind, self.size, weighs, len(self._before), len(answers))
+        found = [head, self._before, answers]
         for step in self._steps:
             if type(step) is bytes:
-                found += _STEP_BYTES + len(step)
+                letter, said = _SAID, step
             elif type(step) is _Call:
-                found += _CALL_BYTES + len(step.id) * _CHARACTER_BYTES
-            elif type(step) is MessageUnit:
-                found += step._memory()
-        return found
-
-    def _pack(self) -> None:
-        """Many are kept for long, so the garbage collector is left one object of each to look at."""
-        self._steps = tuple(self._steps)  # type: ignore[assignment]
-        self._said = ()  # type: ignore[assignment]
-        self._hasher, self.text = None, ""
-        for step in self._steps:
-            if type(step) is MessageUnit:
-                step._pack()
+                letter, said = _CALLED, step.key.to_bytes(8, "little") + encoded(step.id)
+            else:
+                assert type(step) is MessageUnit, "none that can be cut is kept"
+                result = step._packed(room, 0, 0)
+                if result is None:
+                    return None
+                letter, said = _RESULT, result
+            room -= _STEP.size + len(said)
+            if room < 0:
+                return None
+            found += (_STEP.pack(letter, len(said)), said)
+        return b"".join(found)
 
     def _add_step(self, step: _Call | MessageUnit | _LongText) -> None:
         self._end_step()

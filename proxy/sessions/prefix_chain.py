@@ -152,9 +152,9 @@ class UnitHash:
         self._state.update(key_part(kind, key))
         self.size += size
 
-    def add_call(self, id: str, key_of: Callable[[str], int], size: int, places: Places) -> None:
-        """key_of: the call's key, by the id that is hashed with it."""
-        self.add_part(b"C", key_of(places.call(id)), size)
+    def add_call(self, id: str, key: int, size: int, places: Places) -> None:
+        """key: the call's, without its id."""
+        self.add_part(b"C", self._hasher.call_key(key, places.call(id)), size)
 
     def add_result(self, result: ResultUnit, places: Places) -> None:
         self.add_part(b"R", result.key_after(0, places, self._hasher.unit), result.size)

@@ -107,8 +107,8 @@ class UnitContent:
         function = function or PromptFunction()
         name, raw = function.name or "", bytes(function.arguments) or bytes(function.input)
         if len(raw) > LONG_ARGUMENTS_BYTES:
-            digest = self._hasher.digest(raw)
-            unit.add_call(id or "", lambda id: self._hasher.key(b"L", id, name, digest), len(raw), self.places)
+            key = self._hasher.key(b"L", name, self._hasher.digest(raw))
+            unit.add_call(id or "", key, len(raw), self.places)
             return
         arguments = ""
         if raw.startswith(b'"'):
@@ -119,4 +119,4 @@ class UnitContent:
         call = CallHash(self._hasher, name=name)
         call.add_all(arguments)
         unit.show(arguments)
-        unit.add_call(id or "", call.key_by, call.size + len(name), self.places)
+        unit.add_call(id or "", call.key(), call.size + len(name), self.places)

@@ -8,12 +8,12 @@ import msgspec
 
 from ... import plane
 from ...errors import UNREADABLE
+from ...sessions.hasher import Hasher
 from ...sessions.message_units import MessageUnit
 from .items import THOUGHT, message_of
 from .shapes import ITEMS, MEMBERS, MESSAGE, MESSAGES, PromptMessage, read
 
 if TYPE_CHECKING:
-    from ...sessions.hasher import Hasher
     from ...sessions.prefix_chain import TextOrKind
     from .shapes import Message, WholeMessage
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 FOUND_MESSAGE = plane.FoundMessage if plane.IS_BUILT else None
 PLAIN_MESSAGE = plane.PlainMessage if plane.IS_BUILT else None
 _USER = msgspec.Raw(b'"user"')
-_THOUGHT_UNIT = MessageUnit(None, "", "", "")  # of all reasoning: nobody says it, so it has no letter
-_THOUGHT_UNIT.keep()
+_THOUGHT_UNIT = MessageUnit(Hasher(bytes(32)), "", "", "").packed(0) or b""  # of all reasoning
 
 
 def read_messages(raw: msgspec.Raw, hasher: Hasher) -> list[Message]:
@@ -60,7 +59,7 @@ def without_thoughts(items: list[Message], hasher: Hasher) -> tuple[list[Message
 
 def _is_thought(item: plane.FoundMessage, hasher: Hasher) -> bool:
     if item.unit is not None:
-        return not item.unit.letter
+        return not item.letter
     if item.decoded is THOUGHT:
         if item.digest is not None:
             hasher.known_units.add(item.digest, _THOUGHT_UNIT)
@@ -91,19 +90,14 @@ def whole(message: Message) -> WholeMessage:
     return cast("WholeMessage", message.decoded)
 
 
-def known_unit(message: Message) -> MessageUnit | None:
-    """Of a message that an earlier prompt had too."""
-    return message.unit if type(message) is FOUND_MESSAGE else None
-
-
 def keep_unit(hasher: Hasher, message: Message, unit: MessageUnit) -> None:
     """For later prompts that have this message, if it has a name by which to know it."""
-    if type(message) is FOUND_MESSAGE and message.digest is not None and unit.keep():
-        unit.weighs = plane.bones(message.raw)[2]
-        hasher.known_units.add(message.digest, unit)
+    if type(message) is FOUND_MESSAGE and message.digest is not None:
+        packed = unit.packed(plane.bones(message.raw)[2])
+        if packed is not None:
+            hasher.known_units.add(message.digest, packed)
 
 
 def text_or_kind(message: Message) -> TextOrKind:
     """Of a plain or a known one, for counting tokens."""
-    unit = known_unit(message)
-    return cast("plane.PlainMessage", message) if unit is None else unit.kind
+    return message.kind if type(message) is FOUND_MESSAGE else cast("plane.PlainMessage", message)

@@ -26,7 +26,7 @@ from ...sessions.text_kinds import SAMPLED_UNITS
 from ..units import LIST_LIMIT, check_lists, prompt_bytes, too_many_prompts
 from .content import MEDIA_BYTES, UnitContent
 from .items import CallItem
-from .messages import FOUND_MESSAGE, PLAIN_MESSAGE, keep_unit, known_unit, text_or_kind, whole, without_thoughts
+from .messages import FOUND_MESSAGE, PLAIN_MESSAGE, keep_unit, text_or_kind, whole, without_thoughts
 from .shapes import (
     ANY,
     BILLING,
@@ -231,10 +231,16 @@ class PromptReader:
                     places.begin_round()
                 key = self._plain_message(previous, message)
                 return key, UNIT_OVERHEAD_BYTES + message.size, _LETTERS.get(role, _OTHER)
-        unit = known_unit(message) or self._new_unit(message, whole(message))
+        if type(message) is FOUND_MESSAGE and message.unit is not None:
+            if places is not None and not message.is_call:
+                places.begin_round()
+            self._newest.append(message.kind)
+            key = self.hasher.known_unit(previous, message.unit, self.content.places)
+            return key, message.size, message.letter
+        unit = self._new_unit(message, whole(message))
         if places is not None and not unit.is_call:
             places.begin_round()
-        self._newest.append(unit.text if unit.kind is None else unit.kind)
+        self._newest.append(unit.text)
         key = unit.key_after(previous, self.content.places, self.hasher.unit, self._cuts)
         return key, unit.size, unit.letter
 

@@ -101,12 +101,13 @@ def _unescape(text: str, *, last: bool) -> tuple[str, int] | None:
 class CallHash:
     """One tool call; its arguments come whole or in pieces, its id and name at any time."""
 
-    __slots__ = ("_json", "_state", "id", "name", "size")
+    __slots__ = ("_hasher", "_json", "_state", "id", "name", "size")
 
     def __init__(self, hasher: Hasher, id: str | None = None, name: str | None = None) -> None:
         self.id = id or ""
         self.name = name or ""
         self.size = 0  # bytes of arguments
+        self._hasher = hasher
         self._state = hasher.start(b"C")
         self._json = CanonicalJson()
 
@@ -126,12 +127,8 @@ class CallHash:
             self.size += len(form)
 
     def key(self) -> int:
-        """The key if the call ended here."""
-        return self.key_by(self.id)
-
-    def key_by(self, id: str) -> int:
-        """The same of a call with this id. No arguments are the same as an empty object."""
+        """The key if the call ended here. No arguments are the same as an empty object."""
         rest = encoded(self._json.rest()) if self._json.holds else b"" if self.size else b"{}"
         state = self._state.copy()
-        state.update(b"".join((rest, END, encoded(id), END, encoded(self.name), END)))
-        return finished(state)
+        state.update(b"".join((rest, END, encoded(self.name), END)))
+        return self._hasher.call_key(finished(state), self.id)

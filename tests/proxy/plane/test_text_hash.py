@@ -22,6 +22,7 @@ from ppd.proxy.openai.prompts.messages import read_messages
 from ppd.proxy.openai.prompts.reader import PromptReader
 from ppd.proxy.plane import IS_FAST, TextHash, TextPoint, messages
 from ppd.proxy.sessions.hasher import Hasher, no_units
+from ppd.proxy.sessions.message_units import CallPlaces, MessageUnit
 from ppd.proxy.sessions.prefix_chain import Chain
 from ppd.proxy.sessions.text_cuts import cuts_of
 from ppd.proxy.sessions.text_kinds import kind_of
@@ -265,3 +266,28 @@ def test_a_chat_has_the_chain_that_single_steps_give(chat: list[Any], prefills: 
         return chain.keys, chain.ends, chain.marks, kinds, unit, list(cuts_of(chain))
 
     assert read(Hasher(b"s" * 32)) == read(slow)
+
+
+HASHER = Hasher(b"s" * 32)
+PACKED = MessageUnit(HASHER, "user", "n", "c1")
+PACKED.add_text("a")
+PACKED.add_call("c2", 5, 1, CallPlaces())
+PACKED.add_result(MessageUnit(HASHER, "tool", "", "c2", is_part=True), CallPlaces())
+
+
+@given(st.lists(st.tuples(st.integers(0, 120), st.integers(0, 9), st.binary(max_size=4)), max_size=3))
+def test_bytes_that_are_no_packed_unit_are_refused_or_hashed(spans: list[tuple[int, int, bytes]]) -> None:
+    unit = PACKED.packed(weighs=1) or b""
+    for start, size, new in spans:
+        unit = unit[:start] + new + unit[start + size :]
+    try:
+        key = HASHER.known_unit(7, unit, CallPlaces())
+    except (ValueError, UnicodeDecodeError):
+        return
+    assert 0 <= key < 1 << 60
+
+
+@pytest.mark.parametrize("size", range(16))
+def test_a_unit_that_is_cut_off_is_refused(size: int) -> None:
+    with pytest.raises(ValueError, match="a unit has a head"):
+        HASHER.known_unit(7, (PACKED.packed(weighs=1) or b"")[:size], CallPlaces())

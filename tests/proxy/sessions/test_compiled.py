@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppd.proxy import plane
 from ppd.proxy.sessions import message_units, text_kinds, token_estimates
 from ppd.proxy.sessions.prefix_chain import Chain, Marks
 from ppd.proxy.sessions.text_kinds import Kind
@@ -100,8 +101,9 @@ class Cuts:
 
 
 def played(module: Any, messages: list[tuple[str, list[tuple[str, Any]]]], prints_ids: bool) -> list[Any]:
-    """Each message's unit, made and joined to what comes before, once with its text and once without."""
+    """Each message's unit, made and joined to what comes before, and the same packed."""
     places, found, previous, cuts = module.CallPlaces(as_they_are=prints_ids), [], 7, Cuts()
+    of_packed = module.CallPlaces(as_they_are=prints_ids)
     for answers, steps in messages:
         unit = module.MessageUnit(HASHER, "tool", "n", answers)
         for kind, value in steps:
@@ -112,7 +114,7 @@ def played(module: Any, messages: list[tuple[str, list[tuple[str, Any]]]], print
             elif kind == "part":
                 unit.add_part(b"M", value, 4)
             elif kind == "call":
-                unit.add_call(value, len, 9, places)
+                unit.add_call(value, 5, 9, places)
             elif kind == "result":
                 result = module.MessageUnit(HASHER, "tool", "", value, is_part=True)
                 result.add_text("x" * 5000)
@@ -120,10 +122,15 @@ def played(module: Any, messages: list[tuple[str, list[tuple[str, Any]]]], print
             else:
                 unit.show(value)
         places.begin_round()
-        found += [unit.text, unit.size, unit.is_cut, unit.role, unit.kind]
-        previous = unit.key_after(previous, places, HASHER.unit, cuts)
-        kept, again = unit.keep(), unit.key_after(previous, places, HASHER.unit)
-        found += [previous, kept, again, unit.kind, unit.memory_bytes, unit.text, places.result(answers)]
+        of_packed.begin_round()
+        before, previous = previous, unit.key_after(previous, places, HASHER.unit, cuts)
+        packed = unit.packed(weighs=9)
+        if packed is not None and plane.IS_FAST:
+            assert HASHER.known_unit(before, packed, of_packed) == previous
+        else:
+            unit.key_after(before, of_packed, HASHER.unit)
+        assert places.result(answers) == of_packed.result(answers)
+        found += [unit.text, unit.size, unit.is_cut, previous, packed]
     return [*found, cuts.told]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from ppd.proxy import plane
 from ppd.proxy.errors import ConfigError
-from ppd.proxy.sessions.hasher import DIGEST_BYTES, KEY_BITS, USUAL_KEYS, Hasher, Newest
+from ppd.proxy.sessions.hasher import DIGEST_BYTES, KEY_BITS, PLACE_BYTES, USUAL_KEYS, Hasher, KnownUnits
 from ppd.proxy.sessions.prefix_chain import UnitHash
 from tests.support.requests import HASHER
 
@@ -74,23 +73,20 @@ def test_a_value_is_brought_into_form_once_and_known_by_what_it_comes_to() -> No
     assert hasher.once(b" a", form)[1] == 1 and formed == [b" a"], "what was long ago is forgotten"
 
 
-class Made(NamedTuple):
-    number: int
-    memory_bytes: int
-
-
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=60), st.integers(2, 20))
 def test_what_was_asked_for_last_is_kept(steps: list[tuple[bool, int]], most: int) -> None:
-    kept, newest, sizes = Newest[Made](most), list[int](), (1, 1, 1, 2, 2, 2, 1, 1, 2, 2)  # the last is the newest
+    sizes = (1, 1, 1, 2, 2, 2, 1, 1, 2, 2)  # thousands of bytes that each takes
+    kept, newest = KnownUnits(most * 1000), list[int]()  # the last is the newest
+    units = [bytes((number,)) * (size * 1000 - PLACE_BYTES) for number, size in enumerate(sizes)]
     for is_added, number in steps:
         found = kept.find(b"%d" % number)
-        assert found in (Made(number, sizes[number]), None)
+        assert found in (units[number], None)
         recent = [*accumulate(sizes[one] for one in reversed(newest))]
         assert found or number not in newest or recent[newest[::-1].index(number)] > most - 1, (
             "but for one that found no room"
         )
         if is_added and found is None:
-            kept.add(b"%d" % number, Made(number, sizes[number]))
+            kept.add(b"%d" % number, units[number])
         if is_added or found is not None:
             newest = [*(one for one in newest if one != number), number]
-        assert sum(one.memory_bytes for table in (kept._newer, kept._older) for one in table.values()) <= 2 * most
+        assert sum(sizes[one[0]] for table in (kept._newer, kept._older) for one in table.values()) <= 2 * most

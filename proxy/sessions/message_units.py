@@ -188,9 +188,7 @@ class MessageUnit:
 
     def packed(self, weighs: int) -> bytes | None:
         """For later prompts, without its text; None: it is not to be kept. weighs: as `plane.bones` has its message."""
-        if self.is_cut or self.text is None:
-            return None
-        return self._packed(KEPT_BYTES, kind_of(self.text), weighs)
+        return None if self.is_cut else self._packed(KEPT_BYTES, kind_of(self.text), weighs)
 
     def _packed(self, room: int, kind: int, weighs: int) -> bytes | None:
         """None where it takes more than there is room for."""

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import shutil
+import struct
 import subprocess
 from collections.abc import Sequence
 from itertools import pairwise
@@ -287,7 +288,24 @@ def test_bytes_that_are_no_packed_unit_are_refused_or_hashed(spans: list[tuple[i
     assert 0 <= key < 1 << 60
 
 
-@pytest.mark.parametrize("size", range(16))
-def test_a_unit_that_is_cut_off_is_refused(size: int) -> None:
-    with pytest.raises(ValueError, match="a unit has a head"):
-        HASHER.known_unit(7, (PACKED.packed(weighs=1) or b"")[:size], CallPlaces())
+def packed(*steps: bytes, before: int = 3, answers: int = 0) -> bytes:
+    return struct.pack("<BBBxIIHH", 0, 0, 0, 1, 1, before, answers) + b"\xff" * 3 + b"".join(steps)
+
+
+@pytest.mark.parametrize(
+    ("unit", "why"),
+    [
+        *((packed()[:size], "has a head") for size in (0, 15)),
+        (packed(before=0), "begins with who says it"),
+        (packed(before=4), "begins with who says it"),
+        (packed(answers=1), "begins with who says it"),
+        *((packed(b"S\x01\x00a"[:size]), "ends in its unit") for size in (1, 2, 3)),
+        (packed(b"S\xff\xff"), "ends in its unit"),
+        (packed(b"C\x07\x00aaaaaaa"), "ends in its unit"),
+        (packed(b"R\x04\x00abcd"), "has a head"),
+    ],
+)
+def test_a_unit_that_is_cut_off_is_refused(unit: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        HASHER.known_unit(7, unit, CallPlaces())
+    assert HASHER.known_unit(7, packed(b"S\x01\x00a", b"C\x08\x00abcdefgh"), CallPlaces())

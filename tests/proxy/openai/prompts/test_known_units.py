@@ -16,7 +16,7 @@ from ppd.proxy import plane
 from ppd.proxy.openai.prompts.messages import read_messages
 from ppd.proxy.openai.prompts.reader import PromptReader
 from ppd.proxy.sessions.hasher import PLACE_BYTES, Hasher
-from ppd.proxy.sessions.message_units import KEPT_BYTES
+from ppd.proxy.sessions.message_units import KEPT_BYTES, CallPlaces, MessageUnit
 from ppd.proxy.sessions.prompt_head import Head
 from ppd.proxy.sessions.templates import PLAIN, Template
 from ppd.proxy.sessions.text_cuts import cuts_of
@@ -158,6 +158,18 @@ def test_no_more_is_kept_than_a_few_hundred_bytes(message: dict[str, Any], is_ke
     if found.unit is not None:
         assert len(found.unit) <= KEPT_BYTES
         assert not any(said in found.unit for said in (b"I look", b"bbbb", b"{}")), "nor any text"
+
+
+def test_a_unit_is_kept_as_far_as_there_is_room() -> None:
+    hasher, sizes = Hasher(SECRET), list[int | None]()
+    for count in range(KEPT_BYTES // 13 - 9, KEPT_BYTES // 13 + 9):  # a call takes 13 bytes
+        unit = MessageUnit(hasher, "assistant", "", "")
+        for _ in range(count):
+            unit.add_call("c1", 5, 1, CallPlaces())
+        packed = unit.packed(weighs=1)
+        sizes.append(None if packed is None else len(packed))
+    kept = [size for size in sizes if size is not None]
+    assert sizes == [*range(kept[0], KEPT_BYTES + 1, 13)] + [None] * (18 - len(kept)) and 0 < len(kept) < 18
 
 
 @pytest.mark.parametrize(

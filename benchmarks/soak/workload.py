@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
@@ -70,6 +71,7 @@ class SoakConversation:
         self._system = _words(Random(draw.randrange(_SYSTEMS)), 150) if draw.random() < 0.5 else ""
         self._tenant = f"tenant-{draw.randrange(TENANTS)}"
         self._named = draw.random()  # decides which kind of session id it sends, if any
+        self._is_agent = self._endpoint is not Endpoint.COMPLETIONS and Random(f"agent/{seed}/{number}").random() < 0.4
         self._history: History = ()
         self._before: History = ()
         self._message = ""
@@ -149,8 +151,12 @@ class SoakConversation:
             before = "".join(f"User: {message}\nBot:{answer}\n" for message, answer in self._before)
             prompt = f"{self._system}\n{before}User: {self._message}\nBot:"
             return {"prompt": [prompt, prompt + " And"] if self._draw.random() < 0.03 else prompt}
-        turns = [(role, text) for pair in self._before for role, text in zip(("user", "assistant"), pair, strict=True)]
-        messages = [{"role": role, "content": text} for role, text in (*turns, ("user", self._message))]
+        messages: list[Any] = []
+        for at, (message, answer) in enumerate(self._before):
+            messages.append({"role": "user", "content": message})
+            said = {"role": "assistant", "content": answer}
+            messages += _with_calls(self._endpoint, said, self._calls(at)) if self._is_agent else [said]
+        messages.append({"role": "user", "content": self._message})
         match self._endpoint:
             case Endpoint.RESPONSES:
                 return {"input": messages} | ({"instructions": self._system} if self._system else {})
@@ -159,6 +165,39 @@ class SoakConversation:
             case _:
                 system = [{"role": "system", "content": self._system}] if self._system else []
                 return {"messages": system + messages}
+
+    def _calls(self, turn: int) -> list[_Call]:
+        """That an agent has made behind an answer: the same in each request that shows it."""
+        draw = Random(f"calls/{self.number}/{turn}")
+        return [_Call(f"call_{turn}_{at}", _words(draw, 4), _words(draw, 30)) for at in range(draw.randint(0, 2))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    id: str
+    query: str
+    result: str
+
+
+def _with_calls(endpoint: Endpoint, said: dict[str, str], calls: list[_Call]) -> list[Any]:
+    """What an answer and the calls behind it are in a history, with their results."""
+    arguments = [json.dumps({"query": call.query}) for call in calls]
+    if endpoint is Endpoint.MESSAGES and calls:
+        uses = [{"type": "tool_use", "id": one.id, "name": "look", "input": {"query": one.query}} for one in calls]
+        results = [{"type": "tool_result", "tool_use_id": one.id, "content": one.result} for one in calls]
+        both = [{"type": "text", "text": said["content"]}, *uses]
+        return [{"role": "assistant", "content": both}, {"role": "user", "content": results}]
+    if endpoint is Endpoint.RESPONSES:
+        items = [
+            {"type": "function_call", "call_id": call.id, "name": "look", "arguments": given}
+            for call, given in zip(calls, arguments, strict=True)
+        ]
+        outputs = [{"type": "function_call_output", "call_id": call.id, "output": call.result} for call in calls]
+        return [{"type": "message", **said}, *items, *outputs]
+    functions = [{"name": "look", "arguments": given} for given in arguments]
+    made = [{"id": call.id, "type": "function", "function": one} for call, one in zip(calls, functions, strict=True)]
+    results = [{"role": "tool", "tool_call_id": call.id, "content": call.result} for call in calls]
+    return [{**said, **({"tool_calls": made} if made else {})}, *results]
 
 
 def _words(draw: Random, count: int) -> str:

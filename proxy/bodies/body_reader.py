@@ -16,7 +16,7 @@ from ..openai.answer import AnswerObserver
 from ..openai.body_members import Members
 from ..openai.prompts.reader import PromptReader
 from ..openai.reply_key import ReplyKey
-from ..openai.request import Endpoint, ReadingRules, ReadPrompt, Request, parse_request, request_of
+from ..openai.request import MESSAGES_MEMBER, Endpoint, ReadingRules, ReadPrompt, Request, parse_request, request_of
 from ..openai.units import weight
 from ..sessions.hasher import Hasher
 from ..sessions.prefix_chain import Chain
@@ -64,7 +64,7 @@ class BodyReader:
         self._aliases = aliases
         self._templates = templates
         self._hasher = hasher
-        self._frames = KnownFrames()
+        self._frames = {endpoint: KnownFrames(endpoint) for endpoint in MESSAGES_MEMBER}
         self._helper = helper or HelperProcess("ppd.proxy.bodies.body_worker")
 
     async def close(self) -> None:
@@ -72,13 +72,13 @@ class BodyReader:
 
     async def turn(self, endpoint: Endpoint, headers: Mapping[str, str], client: Client, body: Body) -> Request:
         """RequestError (400) for an invalid body."""
-        config = self._config
-        if endpoint is Endpoint.CHAT and isinstance(body, bytes) and len(body) <= LARGE_BYTES:
-            most, rules = min(_INTRICATE, config.request_units_limit), self._rules(client)
-            request = self._frames.request(body, headers, rules, most=most, depth_limit=config.json_depth_limit)
-            if request is not None:
-                return self._named(request, client)
-        most = _INTRICATE_ITEMS if endpoint is Endpoint.RESPONSES else _INTRICATE
+        config, most = self._config, _INTRICATE_ITEMS if endpoint is Endpoint.RESPONSES else _INTRICATE
+        frames = self._frames.get(endpoint)
+        if frames is not None and isinstance(body, bytes) and len(body) <= LARGE_BYTES:
+            room, limit = min(most, config.request_units_limit), config.json_depth_limit
+            known = frames.request(body, headers, self._rules(client), most=room, depth_limit=limit)
+            if known is not None:
+                return self._named(known, client) if known.has_media else known
         if isinstance(body, bytes) and (looked := look(body))[0] <= most:
             weighs, depth = looked
             units_limit, depth_limit = config.request_units_limit, config.json_depth_limit
@@ -88,7 +88,8 @@ class BodyReader:
                 units_limit=None if weighs <= units_limit else units_limit,
             )
             request = parse_request(endpoint, body, headers, rules)
-            self._frames.add(body, request, rules)
+            if frames is not None:
+                frames.add(body, request, rules)
             return self._named(request, client)
         how = ReadTurn(
             endpoint=endpoint,

@@ -1,4 +1,5 @@
-"""Chats that differ from an earlier one only in their messages, as nearly all of a client do: the rest is read once.
+"""Chats that differ from an earlier one only in their messages or items, as nearly all of a client do: the rest is read
+once.
 
 What is before and behind the messages is compared, by keyed digests, with that of a body that was decoded as a whole.
 So a body that is found here is the same JSON with other messages, and those are read as in any other chat. Where they
@@ -21,10 +22,13 @@ from ..openai.body_members import SHORT_BYTES, Fields, Members, Places
 from ..openai.prompts.messages import decode_others
 from ..openai.prompts.reader import PromptReader
 from ..openai.request import (
+    MESSAGES_MEMBER,
+    NAMES,
     NO_FIELDS,
     Endpoint,
     ReadingRules,
     Request,
+    chain_of,
     label_of,
     read_short,
     rendered_of,
@@ -43,7 +47,7 @@ MOST_FRAMES, MOST_SEEN = 1024, 4096
 MOST_UNITS = 100_000  # tools in them
 MOST_SAID_BYTES = 2048  # of a frame's names and its salt, which are kept
 
-_MEMBER, _NAMED = "messages", b"messages"
+_READ_EACH_TIME = frozenset(("continue_final_message", "previous_response_id"))
 _MESSAGE_DEPTH = 2  # of the body and the list
 _PLAIN_DEPTH = 6  # of a plain message's `cache_control`, at most
 
@@ -60,12 +64,12 @@ class _Frame(msgspec.Struct, frozen=True):
     end: int  # of the messages there
     weighs: int  # without them, as `plane.bones` weighs it
 
-    def fields_in(self, body: bytes, start: int, end: int) -> Members:
-        """The members of a body whose messages begin and end there."""
+    def fields_in(self, body: bytes, start: int, end: int, member: str) -> Members:
+        """The members of a body whose messages begin and end there. member: that they are."""
         view, own, more = memoryview(body), self.end, end - self.end
         if self.values and len(body) <= SHORT_BYTES:  # which is encoded anew, so nobody needs to know where they lie
             fields = Members(self.values, body)
-            fields[_MEMBER] = msgspec.Raw(view[start:end])
+            fields[member] = msgspec.Raw(view[start:end])
             return fields
         fields = Members({}, body, places := Places())
         for name, begins, value, ends in self.members:
@@ -76,9 +80,11 @@ class _Frame(msgspec.Struct, frozen=True):
 
 
 class KnownFrames:
-    """The frames of one set of aliases and templates."""
+    """The frames of one endpoint, with one set of aliases and templates."""
 
-    def __init__(self) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
+        """endpoint: its prompts are messages or items."""
+        self._endpoint, self._member = endpoint, MESSAGES_MEMBER[endpoint]
         self._known: dict[_Name, _Frame] = {}
         self._starts: set[bytes] = set()  # digests of what is before their messages
         self._units = 0  # tools in them
@@ -106,14 +112,15 @@ class KnownFrames:
         if rules.aliases is not self._aliases or rules.templates is not self._templates:
             self._forget()
             self._aliases, self._templates = rules.aliases, rules.templates
-        start = plane.value_start(body, _NAMED) if plane.IS_BUILT else None
+        start = plane.value_start(body, self._member.encode()) if plane.IS_BUILT else None
         if start is None or depth_limit < _PLAIN_DEPTH:
             return None
         hasher = rules.hasher
         before = hasher.digest(memoryview(body)[:start])
         if before not in self._starts:
             return None
-        found = plane.messages_at(body, start, most, hasher.point, hasher.known_units.find)
+        find, are_items = hasher.known_units.find, self._endpoint is Endpoint.RESPONSES
+        found = plane.messages_at(body, start, most, hasher.point, find, are_items=are_items)
         if found is None:
             return None
         messages, others, end, weighs = found
@@ -123,14 +130,14 @@ class KnownFrames:
             return None
         if others and not _decoded(messages, others, room, depth_limit):
             return None
-        known, fields = frame.request, frame.fields_in(body, start, end)
+        known, fields = frame.request, frame.fields_in(body, start, end, self._member)
         reader = PromptReader(hasher, known.template)
         try:
-            chain = reader.chat(frame.head, messages, prefills=False)
-            named = session_name(headers, fields, read_short, None)
+            chain = chain_of(self._endpoint, fields, reader, frame.head, messages)
+            name = session_name(headers, fields, read_short, NAMES.get(self._endpoint))
         except (RequestError, *UNREADABLE):
             return None
-        label = label_of(hasher, frame.scope, named) if named else None
+        label = label_of(hasher, frame.scope, name) if name else None
         return replace(
             known,
             fields=fields,
@@ -147,14 +154,14 @@ class KnownFrames:
     def add(self, body: bytes, request: Request, rules: ReadingRules) -> None:
         """request: what `parse_request` has made of the body. It is learned when it comes again."""
         fields = request.fields
-        if request.endpoint is not Endpoint.CHAT or rules.session_key is not SessionKey.PREFIX:
+        if rules.session_key is not SessionKey.PREFIX or not _READ_EACH_TIME.isdisjoint(fields):
             return
-        if "continue_final_message" in fields or not plane.IS_BUILT or len(body) > LARGE_BYTES:
+        if not plane.IS_BUILT or len(body) > LARGE_BYTES:
             return
         members = plane.members(body)
         if members is None or len(members) != len(fields):  # names with escapes, or one that occurs twice
             return
-        _, _, start, end = next(one for one in members if one[0] == _MEMBER)
+        _, _, start, end = next(one for one in members if one[0] == self._member)
         said = len(request.cache_salt) + sum(len(name) for name, *_ in members)
         if start + len(body) - end > LONGEST_FRAME_BYTES or said > MOST_SAID_BYTES:
             return
@@ -167,8 +174,8 @@ class KnownFrames:
                 self._seen.clear()
             self._seen.add(hash(name))
             return
-        scope = scope_of(Endpoint.CHAT, rules.hasher, rules.tenant, request.prompt.model)
-        rendered = rendered_of(Endpoint.CHAT, fields)
+        scope = scope_of(self._endpoint, rules.hasher, rules.tenant, request.prompt.model)
+        rendered = rendered_of(self._endpoint, fields)
         head = PromptReader(rules.hasher, request.template, scope).head(request.cache_salt, rendered)
         units = len(head.tools.keys)
         if len(self._known) >= MOST_FRAMES or self._units + units > MOST_UNITS:
@@ -176,7 +183,9 @@ class KnownFrames:
         self._units += units
         values: Fields = {}
         if start + len(body) - end <= FRAME_BYTES:
-            values = {member: msgspec.Raw(b"" if member == _MEMBER else bytes(raw)) for member, raw in fields.items()}
+            values = {
+                member: msgspec.Raw(b"" if member == self._member else bytes(raw)) for member, raw in fields.items()
+            }
         prompt = replace(request.prompt, chain=Chain((0,), (0,), rules.hasher), label=None)
         known = replace(request, fields=NO_FIELDS, prompt=prompt)
         weighs = plane.bones(b"0".join((body[:start], body[end:])))[2]

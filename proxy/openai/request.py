@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.json import Decoder
@@ -21,6 +21,7 @@ from ..errors import UNREADABLE, RequestError
 from ..media.items import MediaItem
 from ..sessions.hasher import Hasher
 from ..sessions.prefix_chain import Chain
+from ..sessions.prompt_head import Head
 from ..sessions.session import Prompt, response_key
 from ..sessions.session_name import session_name
 from ..sessions.templates import NO_TEMPLATES, PLAIN, Template, Templates
@@ -30,6 +31,9 @@ from .prompts.messages import read_items, read_messages
 from .prompts.reader import PromptReader
 from .prompts.shapes import first_user_text, read
 from .units import DEPTH_LIMIT, UNITS_LIMIT, check_depth, check_units
+
+if TYPE_CHECKING:
+    from .prompts.shapes import Message
 
 Fields = body_members.Fields
 Values = dict[str, Any]  # members decoded by the decoders of `_READ`
@@ -47,8 +51,6 @@ class Endpoint(StrEnum):
 
 MESSAGES_MEMBER = {Endpoint.CHAT: "messages", Endpoint.RESPONSES: "input", Endpoint.MESSAGES: "messages"}
 """The member that holds messages or items, of the endpoints that have one."""
-
-_CHATS = (Endpoint.CHAT, Endpoint.MESSAGES)
 
 CHOOSING = (Endpoint.CHAT, Endpoint.COMPLETIONS)
 """The endpoints whose clients choose how many answers they get, and whether a stream shows usage."""
@@ -97,7 +99,7 @@ class _StreamOptions(msgspec.Struct):
 
 _STREAM_OPTIONS: Decoder[Any] = Decoder(_StreamOptions | None)
 
-_NAMES = {Endpoint.RESPONSES: "conversation", Endpoint.MESSAGES: "metadata"}
+NAMES = {Endpoint.RESPONSES: "conversation", Endpoint.MESSAGES: "metadata"}
 _CAPS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _TEMPLATE = ("chat_template", "chat_template_kwargs", "documents", "mm_processor_kwargs", "media_io_kwargs")
 
@@ -220,7 +222,7 @@ def request_of(
         )
     chain, opener = known.chain, known.opener
     choices = known.count * _count(values, "n")
-    named = opener or session_name(headers, fields, read_short, _NAMES.get(endpoint))
+    named = opener or session_name(headers, fields, read_short, NAMES.get(endpoint))
     return Request(
         endpoint=endpoint,
         model=model,
@@ -269,15 +271,33 @@ def _chain(endpoint: Endpoint, fields: Fields, values: Values, reader: PromptRea
         if not given(fields, "prompt") and given(fields, "prompt_embeds"):
             return reader.embeddings(head.seed, fields["prompt_embeds"]), 1
         return reader.completions(head.seed, required(fields, "prompt"))
+    stored = None
     if endpoint is Endpoint.RESPONSES:
         previous = values.get("previous_response_id")
         stored = None if previous is None else response_key(reader.hasher, reader.scope, previous)
-        items = read_items(required(fields, "input"), reader.hasher)
-        return reader.responses(head, items, fields.get("instructions"), stored), 1
-    system = fields.get("system") if endpoint is Endpoint.MESSAGES else None
-    prefills = endpoint is Endpoint.MESSAGES or bool(values.get("continue_final_message"))
-    messages = read_messages(required(fields, "messages"), reader.hasher)
-    return reader.chat(head, messages, prefills=prefills, system=system), 1
+    read_list = read_items if endpoint is Endpoint.RESPONSES else read_messages
+    messages = read_list(required(fields, MESSAGES_MEMBER[endpoint]), reader.hasher)
+    continues = bool(values.get("continue_final_message"))
+    return chain_of(endpoint, fields, reader, head, messages, continues=continues, stored=stored), 1
+
+
+def chain_of(
+    endpoint: Endpoint,
+    fields: Fields,
+    reader: PromptReader,
+    head: Head,
+    messages: list[Message],
+    *,
+    continues: bool = False,
+    stored: int | None = None,
+) -> Chain:
+    """Of a prompt of messages or items. continues: the client says that the reply continues the last one. stored: as
+    `PromptReader.responses` takes it."""
+    if endpoint is Endpoint.RESPONSES:
+        return reader.responses(head, messages, fields.get("instructions"), stored)
+    if endpoint is Endpoint.MESSAGES:
+        return reader.chat(head, messages, prefills=True, system=fields.get("system"))
+    return reader.chat(head, messages, prefills=continues)
 
 
 def rendered_of(endpoint: Endpoint, fields: Fields) -> Fields:

@@ -44,5 +44,11 @@ def messages(
     are_items: bool = False,
 ) -> tuple[list[Any], list[int]] | None: ...
 def messages_at(
-    data: Buffer, at: int, most: int, point: TextPoint | None, known: Callable[[bytes], bytes | None] | None = None
+    data: Buffer,
+    at: int,
+    most: int,
+    point: TextPoint | None,
+    known: Callable[[bytes], bytes | None] | None = None,
+    *,
+    are_items: bool = False,
 ) -> tuple[list[Any], list[int], int, int] | None: ...

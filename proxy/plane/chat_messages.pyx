@@ -149,14 +149,14 @@ def messages(data, TextPoint point=None, known=None, *, bint are_items=False):
     return found[:2] if json_space_end(start, end, kept.view.len) == kept.view.len else None
 
 
-def messages_at(data, Py_ssize_t at, Py_ssize_t most, TextPoint point, known=None):
+def messages_at(data, Py_ssize_t at, Py_ssize_t most, TextPoint point, known=None, *, bint are_items=False):
     """The same of a list that begins at `at`, whatever follows it. Beside them where it ends, and what it weighs.
 
     most: None too where plain and known messages weigh more, as `bones` weighs them. Others are not weighed.
     """
     if at < 0:
         raise ValueError(f"a list begins at 0 or behind it, not at {at}")
-    return listed(held(data), at, most, point, known, False)
+    return listed(held(data), at, most, point, known, are_items)
 
 
 cdef Kept held(data):
@@ -315,7 +315,7 @@ cdef Py_ssize_t one_text(json_t data, Py_ssize_t at, Py_ssize_t size, String *te
     """Behind the list at `at` of one part that is a text, which is told; -1 if it is anything else, or unusual."""
     cdef String name, kind
     cdef int more = 1
-    kind.end = text.end = 0
+    kind.start = kind.end = text.end = 0
     at = json_space_end(data, at + 1, size)
     if at >= size or data[at] != c"{":
         return -1

@@ -169,6 +169,7 @@ class Hasher:
         self._listed = 0  # units in them
         self.known_heads: dict[tuple[int, int], bytes] = {}  # see `text_cuts`
         self.known_units = KnownUnits(KNOWN_UNITS_BYTES)
+        self.known_systems: dict[tuple[int, int], tuple[int, int]] = {}  # see `PromptReader`
         self.usual_key = lru_cache(USUAL_KEYS)(self.key)  # cached, for what nearly every request has again
 
     def start(self, domain: bytes, previous: int = 0, first: bytes = b"") -> _Hash:

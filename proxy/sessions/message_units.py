@@ -36,6 +36,12 @@ KEPT_BYTES = 2048
 _HEAD = Struct("<BBBxIIHH")
 _STEP = Struct("<BH")
 _SAID, _CALLED, _RESULT = b"SCR"
+_NOBODY = before_parts("", "", "")
+
+
+def packed_thought(weighs: int) -> bytes:
+    """As `MessageUnit.packed`, of reasoning: an item that adds nothing."""
+    return _HEAD.pack(0, False, 0, 0, weighs, len(_NOBODY), 0) + _NOBODY
 
 
 class CallPlaces:

@@ -8,12 +8,13 @@ import msgspec
 
 from ... import plane
 from ...errors import UNREADABLE
-from ...sessions.hasher import Hasher
-from ...sessions.message_units import MessageUnit
+from ...sessions.message_units import packed_thought
 from .items import THOUGHT, message_of
 from .shapes import ITEMS, MEMBERS, MESSAGE, MESSAGES, PromptMessage, read
 
 if TYPE_CHECKING:
+    from ...sessions.hasher import Hasher
+    from ...sessions.message_units import MessageUnit
     from ...sessions.prefix_chain import TextOrKind
     from .shapes import Message, WholeMessage
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 FOUND_MESSAGE = plane.FoundMessage if plane.IS_BUILT else None
 PLAIN_MESSAGE = plane.PlainMessage if plane.IS_BUILT else None
 _USER = msgspec.Raw(b'"user"')
-_THOUGHT_UNIT = MessageUnit(Hasher(bytes(32)), "", "", "").packed(0) or b""  # of all reasoning
 
 
 def read_messages(raw: msgspec.Raw, hasher: Hasher) -> list[Message]:
@@ -62,7 +62,7 @@ def _is_thought(item: plane.FoundMessage, hasher: Hasher) -> bool:
         return not item.letter
     if item.decoded is THOUGHT:
         if item.digest is not None:
-            hasher.known_units.add(item.digest, _THOUGHT_UNIT)
+            hasher.known_units.add(item.digest, packed_thought(plane.bones(item.raw)[2]))
         return True
     return False
 

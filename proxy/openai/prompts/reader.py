@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...errors import RequestError
-from ...sessions.hasher import LONG_BYTES, NO_UNITS, Hasher, before_parts, encoded
+from ...sessions.hasher import LONG_BYTES, NO_UNITS, USUAL_KEYS, Hasher, before_parts, encoded
 from ...sessions.message_units import MessageUnit
 from ...sessions.prefix_chain import NO_MARKS, UNIT_OVERHEAD_BYTES, BlockHash, Chain, TextOrKind, UnitHash
 from ...sessions.prompt_head import Head
@@ -84,13 +84,24 @@ class PromptReader:
         return Head(key(b"S", *parts, previous=self.scope), size, tools, self._template.tools_first)
 
     def _system_unit(self, seed: int, raw: msgspec.Raw | None, name: str) -> tuple[int, int] | None:
-        content = None if raw is None else read(CONTENT, raw, name)
-        if not content:
+        """Key and size of a system's text that is no message, read once for many prompts; None: it says nothing."""
+        if raw is None:
             return None
-        self._system_texts = lambda: ["system", *texts(content)]
-        unit = UnitHash(self.hasher, seed, "system")
-        self.content.add(unit, content, system=True)
-        return unit.key(), unit.size
+        known_systems, place = self.hasher.known_systems, (seed, self.hasher.name_of(raw))
+        known = known_systems.get(place)
+        if known is None:
+            content = read(CONTENT, raw, name)
+            if not content:
+                return None
+            unit = UnitHash(self.hasher, seed, "system")
+            self.content.add(unit, content, system=True)
+            known = unit.key(), unit.size
+            if not self.content.has_media and self.content.seen_places is None:
+                if len(known_systems) >= USUAL_KEYS:
+                    known_systems.clear()
+                known_systems[place] = known
+        self._system_texts = lambda: ["system", *texts(read(CONTENT, raw, name))]
+        return known
 
     def _note_head(self, head: Head, keys: Sequence[int], ends: Sequence[int], *, has_system: bool) -> None:
         self._cuts.mask = keys[-1] ^ keys[0]

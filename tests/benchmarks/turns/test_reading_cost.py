@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from benchmarks.small.proxy_here import bench
-from benchmarks.turns.reading_cost import agents, bodies, claudes, measure, plain
+from benchmarks.turns.reading_cost import CALLS, agents, bodies, claudes, measure, plain
 from ppd.proxy import plane
 from ppd.proxy.admission.keys import Client
 from ppd.proxy.openai.request import Endpoint
@@ -32,9 +32,13 @@ def test_plain_chats_are_as_long_as_they_say() -> None:
 async def test_chats_are_found_by_their_frames() -> None:
     proxy = bench(0).proxy
     try:
-        for body in (plain(130_000), agents(5)):
+        for _, endpoint, body in bodies():
             for _ in range(2):
-                await proxy.bodies.turn(Endpoint.CHAT, {}, Client(name="", tenant="t"), body)
+                await proxy.bodies.turn(endpoint, {}, Client(name="", tenant="t"), body)
     finally:
         proxy.listener.close()
-    assert len(proxy.bodies._frames) == 2
+    assert {endpoint: len(frames) for endpoint, frames in proxy.bodies._frames.items()} == {
+        Endpoint.CHAT: 2,  # without tools, and with them
+        Endpoint.MESSAGES: 1,
+        Endpoint.RESPONSES: len(CALLS),  # each with instructions of its own
+    }

@@ -222,7 +222,7 @@ async def test_a_chat_whose_frame_is_known_has_the_same_limits() -> None:
     for one in (some, few, flat):
         for _ in range(2):
             await one.turn(CHAT, {}, ANYBODY, chat(USER))
-        assert len(one._frames) == 1
+        assert len(one._frames[Endpoint.CHAT]) == 1
     for many in ([USER] * 8000, [{**USER, "content": "\n" * 330_000}], [{**USER, "content": "x" * LARGE_BYTES}]):
         with pytest.raises(AssertionError, match="turn"):
             await some.turn(CHAT, {}, ANYBODY, chat(*many))

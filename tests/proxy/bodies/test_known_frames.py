@@ -19,7 +19,7 @@ from ppd.proxy.config import SessionKey
 from ppd.proxy.connectors import plain_leg
 from ppd.proxy.errors import RequestError
 from ppd.proxy.openai.body_members import SHORT_BYTES, Edited, Members, located, spliced
-from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, label_of, parse_request, scope_of
+from ppd.proxy.openai.request import MESSAGES_MEMBER, Endpoint, ReadingRules, Request, label_of, parse_request, scope_of
 from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.templates import Templates
 from ppd.proxy.sessions.text_cuts import cuts_of
@@ -35,15 +35,17 @@ def chat(*messages: object, **members: object) -> bytes:
     return json.dumps({"model": "m", "messages": messages, **members}).encode()
 
 
-def parsed(body: bytes, headers: Mapping[str, str], rules: ReadingRules = RULES) -> Request | None:
+def parsed(
+    body: bytes, headers: Mapping[str, str], rules: ReadingRules = RULES, endpoint: Endpoint = Endpoint.CHAT
+) -> Request | None:
     try:
-        return parse_request(Endpoint.CHAT, body, headers, rules)
+        return parse_request(endpoint, body, headers, rules)
     except RequestError:
         return None
 
 
 def taught(*bodies: bytes, rules: ReadingRules = RULES, headers: Mapping[str, str] | None = None) -> KnownFrames:
-    frames = KnownFrames()
+    frames = KnownFrames(Endpoint.CHAT)
     for body in bodies:
         assert frames.request(body, headers or {}, rules) is None
         request = parsed(body, headers or {}, rules)
@@ -66,6 +68,9 @@ def shown(request: Request) -> tuple[object, ...]:
     )
 
 
+SYSTEMS = st.sampled_from(
+    ["Be good.", "", None, 5, [], [{"type": "text", "text": "x" * 5000}, {"type": "tool_use", "id": "c"}]]
+)
 MEMBERS = st.fixed_dictionaries(
     {"model": st.sampled_from(["m", "other", "rôle"])},
     optional={
@@ -82,6 +87,12 @@ MEMBERS = st.fixed_dictionaries(
         "tools": st.just([{"type": "function", "function": {"name": "f"}}]),
         "continue_final_message": st.booleans(),
         "messages ": st.just([]),
+        "system": SYSTEMS,
+        "instructions": SYSTEMS,
+        "metadata": st.just({"user_id": "u"}),
+        "conversation": st.just("c") | st.just({"id": "c"}),
+        "previous_response_id": st.none() | st.just("resp_1"),
+        "truncation": st.sampled_from(["auto", "disabled"]),
     },
 )
 PART = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -92,6 +103,10 @@ CHATS = st.lists(
     st.fixed_dictionaries(
         {"role": st.sampled_from(["user", "assistant", "system", "tool"]), "content": CONTENTS},
         optional={"name": TEXTS, "tool_call_id": TEXTS, "x": st.none() | st.integers()},
+    )
+    | st.fixed_dictionaries(
+        {"type": st.sampled_from(["function_call", "function_call_output", "reasoning"]), "output": CONTENTS},
+        optional={"call_id": st.sampled_from(["c", "d"]), "role": st.just("user"), "content": CONTENTS},
     ),
     max_size=4,
 )
@@ -99,8 +114,18 @@ SPANS = st.tuples(st.integers(0, 400), st.integers(0, 6), st.binary(max_size=4))
 HEADERS = st.sampled_from([{}, {"x-session-id": "named"}])
 
 
-@given(MEMBERS, st.integers(0, 9), CHATS, CHATS, st.sampled_from([None, 1]), st.lists(SPANS, max_size=2), HEADERS)
+@given(
+    st.sampled_from([*MESSAGES_MEMBER]),
+    MEMBERS,
+    st.integers(0, 9),
+    CHATS,
+    CHATS,
+    st.sampled_from([None, 1]),
+    st.lists(SPANS, max_size=2),
+    HEADERS,
+)
 def test_a_body_with_a_known_frame_is_the_request_that_reading_all_of_it_makes(
+    endpoint: Endpoint,
     members: dict[str, Any],
     place: int,
     first: list[Any],
@@ -110,22 +135,49 @@ def test_a_body_with_a_known_frame_is_the_request_that_reading_all_of_it_makes(
     headers: dict[str, str],
 ) -> None:
     names = [*members]
-    names.insert(place % (len(names) + 1), "messages")
+    names.insert(place % (len(names) + 1), MESSAGES_MEMBER[endpoint])
     frame = json.dumps({name: members.get(name, MARK) for name in names}, indent=indent)
     one, other = (frame.replace(json.dumps(MARK), json.dumps(said, indent=indent)).encode() for said in (first, second))
-    frames = KnownFrames()
+    frames = KnownFrames(endpoint)
     frames.request(one, headers, RULES)
-    request = parsed(one, headers)
+    request = parsed(one, headers, endpoint=endpoint)
     if request is not None:
         for _ in range(2):
             frames.add(one, request, RULES)
     for start, size, new in spans:
         other = other[:start] + new + other[start + size :]
-    got, expected = frames.request(other, headers, RULES), parsed(other, headers)
+    got, expected = frames.request(other, headers, RULES), parsed(other, headers, endpoint=endpoint)
     if got is not None:
         assert expected is not None and shown(got) == shown(expected)
     elif request is not None and expected is not None and not spans:
-        assert "continue_final_message" in members
+        assert not members.keys().isdisjoint(("continue_final_message", "previous_response_id"))
+
+
+def test_a_frame_is_of_one_endpoint() -> None:
+    """The same body is another prompt at another one."""
+    body = chat(USER, max_tokens=9)
+    other = KnownFrames(Endpoint.MESSAGES)
+    assert len(taught(body)) == 1 and other.request(body, {}, RULES) is None
+
+
+def test_the_system_of_a_frame_is_cut_as_where_all_is_read() -> None:
+    """Its text is decoded where it is asked for."""
+    said = "You are good. " * 300
+    first, body = (chat(*more, system=said, max_tokens=9) for more in ([USER], [USER, REPLY, USER]))
+    frames, endpoint = KnownFrames(Endpoint.MESSAGES), Endpoint.MESSAGES
+    assert frames.request(first, {}, RULES) is None
+    for _ in range(2):
+        request = parsed(first, {}, endpoint=endpoint)
+        assert request is not None
+        frames.add(first, request, RULES)
+    RULES.hasher.known_heads.clear()
+    found = frames.request(body, {}, RULES)
+    assert found is not None and found.prompt.chain.marks.system == 1
+    points = cuts_of(found.prompt.chain)
+    RULES.hasher.known_heads.clear()
+    RULES.hasher.known_systems.clear()
+    expected = parsed(body, {}, endpoint=endpoint)
+    assert expected is not None and [*cuts_of(expected.prompt.chain)] == [*points] != []
 
 
 def test_a_body_that_is_cut_anywhere_is_left_to_reading_all_of_it() -> None:
@@ -187,7 +239,7 @@ def test_an_agents_frame_is_known_with_its_tools_which_are_not_kept() -> None:
 
 def test_the_tools_of_all_frames_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known_frames, "MOST_UNITS", 5)
-    frames = KnownFrames()
+    frames = KnownFrames(Endpoint.CHAT)
     for number, count in enumerate((2, 3, 2)):
         tools = [{"type": "function", "function": {"name": f"f{number}-{at}"}} for at in range(count)]
         body = json.dumps({"model": "m", "tools": tools, "messages": [USER]}).encode()
@@ -207,9 +259,10 @@ def test_a_body_with_too_much_in_it_is_left_to_reading_all_of_it(more: list[obje
     frames, body = taught(chat(USER)), chat(USER, REPLY, {**USER, "content": "\n" * 50}, *more)
     depth, _, weighs = plane.bones(body)
     room, deep = weighs + 9, max(depth, 6)  # what is counted twice; as deep as a plain message can be
-    assert frames.request(body, {}, RULES, most=room, depth_limit=deep) is not None
-    assert frames.request(body, {}, RULES, most=weighs - 1, depth_limit=deep) is None
     assert frames.request(body, {}, RULES, most=room, depth_limit=deep - 1) is None
+    for _ in range(2):  # then all of its messages are known
+        assert frames.request(body, {}, RULES, most=weighs - 1, depth_limit=deep) is None
+        assert frames.request(body, {}, RULES, most=room, depth_limit=deep) is not None
 
 
 def test_a_frame_keeps_nothing_of_the_messages() -> None:
@@ -247,7 +300,7 @@ def test_an_id_of_the_body_is_read_where_no_header_has_one() -> None:
 
 
 def test_frames_are_bounded() -> None:
-    frames = KnownFrames()
+    frames = KnownFrames(Endpoint.CHAT)
     for number in range(MOST_FRAMES + 1):
         body = chat(USER, seed=number)
         frames.request(body, {}, RULES)
@@ -262,7 +315,7 @@ def test_a_frame_that_comes_once_is_not_learned() -> None:
     body = chat(USER)
     request = parsed(body, {})
     assert request is not None
-    frames = KnownFrames()
+    frames = KnownFrames(Endpoint.CHAT)
     frames.add(body, request, RULES)
     assert len(frames) == 0
     frames.add(chat(USER, REPLY, USER), request, RULES)

@@ -279,8 +279,11 @@ def test_who_says_an_item_is_known(item: dict[str, Any], place: str) -> None:
 
 
 @needs_digests
-def test_all_reasoning_is_kept_as_one_thing() -> None:
-    hasher = Hasher(SECRET)
-    read(hasher, [user("a"), *(codex(at)[0] for at in range(50))])
-    units = set(map(id, hasher.known_units._newer.values()))
-    assert (len(hasher.known_units), len(units)) == (50, 1)
+def test_known_reasoning_weighs_what_it_did() -> None:
+    hasher, items = Hasher(SECRET), [{"type": "reasoning", "summary": [1, 2, 3]}, user("a")]
+    for _ in range(2):
+        data = raw(items)
+        found = plane.messages_at(data, 0, 99, hasher.point, hasher.known_units.find, are_items=True)
+        read(hasher, items)
+    assert found is not None and found[1] == []
+    assert 0 <= found[3] - plane.bones(data)[2] <= 9, "some is counted twice"

@@ -28,6 +28,7 @@ from ppd.proxy.sessions.text_kinds import kind_of
 pytestmark = pytest.mark.skipif(not plane.IS_BUILT, reason="compiled code finds the frames")
 RULES = ReadingRules(hasher=Hasher(b"secret" * 8), tenant="t", depth_limit=None, units_limit=None)
 USER, REPLY = {"role": "user", "content": "hi, " * 90}, {"role": "assistant", "content": "ho"}
+PART = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 MARK = "here are the messages"
 
 
@@ -44,11 +45,16 @@ def parsed(
         return None
 
 
-def taught(*bodies: bytes, rules: ReadingRules = RULES, headers: Mapping[str, str] | None = None) -> KnownFrames:
-    frames = KnownFrames(Endpoint.CHAT)
+def taught(
+    *bodies: bytes,
+    rules: ReadingRules = RULES,
+    headers: Mapping[str, str] | None = None,
+    endpoint: Endpoint = Endpoint.CHAT,
+) -> KnownFrames:
+    frames = KnownFrames(endpoint)
     for body in bodies:
         assert frames.request(body, headers or {}, rules) is None
-        request = parsed(body, headers or {}, rules)
+        request = parsed(body, headers or {}, rules, endpoint)
         assert request is not None
         for _ in range(2):
             frames.add(body, request, rules)
@@ -95,7 +101,6 @@ MEMBERS = st.fixed_dictionaries(
         "truncation": st.sampled_from(["auto", "disabled"]),
     },
 )
-PART = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 LONG = "xy\n" * (SHORT_BYTES // 4)  # written with escapes, it is longer than a short body
 TEXTS = st.text(max_size=20) | st.sampled_from(["x" * 300, LONG, '"', "\\", "]}", "}, {"])
 CONTENTS = TEXTS | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": TEXTS}) | st.just(PART), max_size=2)
@@ -164,12 +169,8 @@ def test_the_system_of_a_frame_is_cut_as_where_all_is_read() -> None:
     """Its text is decoded where it is asked for."""
     said = "You are good. " * 300
     first, body = (chat(*more, system=said, max_tokens=9) for more in ([USER], [USER, REPLY, USER]))
-    frames, endpoint = KnownFrames(Endpoint.MESSAGES), Endpoint.MESSAGES
-    assert frames.request(first, {}, RULES) is None
-    for _ in range(2):
-        request = parsed(first, {}, endpoint=endpoint)
-        assert request is not None
-        frames.add(first, request, RULES)
+    endpoint = Endpoint.MESSAGES
+    frames = taught(first, endpoint=endpoint)
     RULES.hasher.known_heads.clear()
     found = frames.request(body, {}, RULES)
     assert found is not None and found.prompt.chain.marks.system == 1
@@ -178,6 +179,44 @@ def test_the_system_of_a_frame_is_cut_as_where_all_is_read() -> None:
     RULES.hasher.known_systems.clear()
     expected = parsed(body, {}, endpoint=endpoint)
     assert expected is not None and [*cuts_of(expected.prompt.chain)] == [*points] != []
+
+
+CLAUDES = {"user_id": '{"session_id": "u"}'}
+
+
+def items(*said: object, **members: object) -> bytes:
+    return json.dumps({"model": "m", "input": said, **members}).encode()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "first", "body", "name"),
+    [
+        (Endpoint.MESSAGES, chat(USER, metadata=CLAUDES), chat(USER, REPLY, metadata=CLAUDES), "u"),
+        (Endpoint.RESPONSES, items(USER, conversation="c"), items(USER, REPLY, conversation="c"), "c"),
+        (Endpoint.RESPONSES, items(USER, conversation={"id": "d"}), items(REPLY, conversation={"id": "d"}), "d"),
+    ],
+)
+def test_each_endpoints_names_of_sessions_are_read(endpoint: Endpoint, first: bytes, body: bytes, name: str) -> None:
+    found = taught(first, endpoint=endpoint).request(body, {}, RULES)
+    scope = scope_of(endpoint, RULES.hasher, "t", "m")
+    expected = parsed(body, {}, endpoint=endpoint)
+    assert found is not None and expected is not None and found.prompt.label == expected.prompt.label
+    assert found.prompt.label == label_of(RULES.hasher, scope, name)
+
+
+def test_what_a_stored_response_stands_for_is_read_each_time() -> None:
+    body = items(USER, previous_response_id="resp_1")
+    assert len(taught(body, endpoint=Endpoint.RESPONSES)) == 0
+
+
+@pytest.mark.parametrize("part", [PART, {"type": "tool_use", "id": "c", "name": "f", "input": {}}])
+def test_a_system_that_is_more_than_text_is_read_each_time(part: object) -> None:
+    """Its media are named, and its calls have places."""
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "4"}]}
+    first, body = (chat(*more, system=[part], max_tokens=9) for more in ([result], [result, REPLY, USER]))
+    found = taught(first, endpoint=Endpoint.MESSAGES).request(body, {}, RULES)
+    expected = parsed(body, {}, replace(RULES, hasher=Hasher(b"secret" * 8)), Endpoint.MESSAGES)
+    assert found is not None and expected is not None and shown(found) == shown(expected)
 
 
 def test_a_body_that_is_cut_anywhere_is_left_to_reading_all_of_it() -> None:

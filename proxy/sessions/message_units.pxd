@@ -36,7 +36,7 @@ cdef class MessageUnit:
     cdef bint _is_part
     cdef list _steps, _said
     cdef readonly long long size
-    cdef readonly object text
+    cdef readonly object text, kind
     cdef readonly bint is_cut
     cdef public bint is_call
     cdef public int letter

@@ -114,6 +114,7 @@ class MessageUnit:
         "_steps",
         "is_call",
         "is_cut",
+        "kind",
         "letter",
         "size",
         "text",
@@ -127,6 +128,7 @@ class MessageUnit:
         self._said: list[bytes] = []  # behind the last step
         self.size = UNIT_OVERHEAD_BYTES
         self.text: str | None = ""  # the longest that it was shown; see `longer`
+        self.kind: int | None = None  # the kind of that text, once it is packed
         self.is_cut = False  # it holds a text that can be cut
         self.letter = 0  # for who says it; 0: nobody, as it is reasoning
         self.is_call = False  # it is an item: calls that follow one another are of one round
@@ -194,7 +196,10 @@ class MessageUnit:
 
     def packed(self, weighs: int) -> bytes | None:
         """For later prompts, without its text; None: it is not to be kept. weighs: as `plane.bones` has its message."""
-        return None if self.is_cut else self._packed(KEPT_BYTES, kind_of(self.text), weighs)
+        if self.is_cut:
+            return None
+        self.kind = kind_of(self.text)
+        return self._packed(KEPT_BYTES, self.kind, weighs)
 
     def _packed(self, room: int, kind: int, weighs: int) -> bytes | None:
         """None where it takes more than there is room for."""

@@ -251,7 +251,7 @@ class PromptReader:
         unit = self._new_unit(message, whole(message))
         if places is not None and not unit.is_call:
             places.begin_round()
-        self._newest.append(unit.text)
+        self._newest.append(unit.text if unit.kind is None else unit.kind)
         key = unit.key_after(previous, self.content.places, self.hasher.unit, self._cuts)
         return key, unit.size, unit.letter
 

@@ -95,17 +95,15 @@ cdef class PlainMessage:
 cdef class FoundMessage:
     """A message that is more than one text: where it lies, and what somebody has made of it.
 
-    unit: what it adds to a chain, where that is known of an earlier one with the same bytes, and only there its letter, its
-    kind and its size are. decoded: once it has been.
+    unit: what it adds to a chain, where that is known of an earlier one with the same bytes. Its letter, kind and size are
+    those of the unit, and mean nothing without one. decoded: once it has been.
     """
 
     @property
     def role(self):
         if self.unit is None:
             return self.decoded.role
-        return PyBytes_AS_STRING(self.unit)[UNIT_HEAD_BYTES : UNIT_HEAD_BYTES + self._head.before].split(b"\xff")[0].decode(
-            "utf-8", "surrogatepass"
-        )
+        return self.unit[UNIT_HEAD_BYTES:].split(b"\xff", 1)[0].decode("utf-8", "surrogatepass")
 
     @property
     def letter(self):

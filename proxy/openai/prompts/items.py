@@ -48,6 +48,6 @@ def message_of(item: Members) -> PromptMessage:
     call_id = string(own, "call_id")
     if not call_id:
         return CallItem(role=kind, content=[own])
-    rest = {name: value for name, raw in own.items() if name != "call_id" and (value := pruned(read(ANY, raw, name)))}
+    rest = pruned({name: read(ANY, raw, name) for name, raw in own.items() if name != "call_id"})
     call = PromptFunction(arguments=Raw(CANONICAL.encode(rest)))
     return CallItem(role=kind, tool_calls=[PromptCall(call_id, call)])

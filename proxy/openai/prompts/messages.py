@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from ... import plane
-from ...errors import UNREADABLE
+from ...errors import UNREADABLE, RequestError
 from ...sessions.message_units import packed_thought
 from .items import THOUGHT, message_of
 from .shapes import ITEMS, MEMBERS, MESSAGE, MESSAGES, PromptMessage, read
@@ -72,7 +72,7 @@ def decode_others(messages: list[Any], others: list[int]) -> bool:
     try:
         for at in others:
             messages[at].decoded = _decoded(messages[at])
-    except UNREADABLE:
+    except (RequestError, *UNREADABLE):
         return False
     return True
 

@@ -209,6 +209,16 @@ def test_what_a_stored_response_stands_for_is_read_each_time() -> None:
     assert len(taught(body, endpoint=Endpoint.RESPONSES)) == 0
 
 
+@pytest.mark.parametrize(
+    "item", [{"role": 5}, {"type": 5}, {"type": "function_call", "name": []}, {**USER, "content": 5}]
+)
+def test_an_item_that_is_refused_is_left_to_reading_all_of_it(item: object) -> None:
+    frames, body = taught(items(USER), endpoint=Endpoint.RESPONSES), items(USER, REPLY, item)
+    assert frames.request(body, {}, RULES) is None
+    with pytest.raises(RequestError):
+        parse_request(Endpoint.RESPONSES, body, {}, RULES)
+
+
 @pytest.mark.parametrize("part", [PART, {"type": "tool_use", "id": "c", "name": "f", "input": {}}])
 def test_a_system_that_is_more_than_text_is_read_each_time(part: object) -> None:
     """Its media are named, and its calls have places."""

@@ -115,6 +115,8 @@ def test_a_reply_is_known_again_in_its_echo(endpoint: Endpoint, templates: Templ
     [
         ({"type": "local_shell_call", "call_id": "a"}, {"type": "local_shell_call", "call_id": "b"}, True),
         ({"type": "local_shell_call", "call_id": "a"}, {"type": "local_shell_call", "call_id": "a", "x": 1}, False),
+        ({"type": "local_shell_call", "call_id": "a"}, {"type": "local_shell_call", "call_id": "b", "x": 0}, False),
+        ({"type": "local_shell_call", "call_id": "a"}, {"type": "local_shell_call", "call_id": "b", "x": None}, True),
         ({"type": "custom_tool_call", "call_id": "a"}, {"type": "custom_tool_call", "call_id": "b"}, True),
     ],
 )

@@ -71,7 +71,7 @@ class SoakConversation:
         self._system = _words(Random(draw.randrange(_SYSTEMS)), 150) if draw.random() < 0.5 else ""
         self._tenant = f"tenant-{draw.randrange(TENANTS)}"
         self._named = draw.random()  # decides which kind of session id it sends, if any
-        self._is_agent = self._endpoint is not Endpoint.COMPLETIONS and Random(f"agent/{seed}/{number}").random() < 0.4
+        self._is_agent = Random(f"agent/{seed}/{number}").random() < 0.4  # seen where the endpoint has calls
         self._history: History = ()
         self._before: History = ()
         self._message = ""

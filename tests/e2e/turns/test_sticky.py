@@ -63,7 +63,10 @@ async def test_first_turns_claim_heads_that_engines_still_hold(start_fleet: Any)
     for turns in (firsts, others):
         local = [one for one in turns if one["route"] == "LOCAL"]
         assert len(local) > len(turns) / 2
-        assert sum(one["cached_tokens"] < one["estimated_cached_tokens"] / 2 for one in local) <= len(local) / 50
+        wrong = sum(one["cached_tokens"] < one["estimated_cached_tokens"] / 2 for one in local)
+        # Believing in nothing evicted claims 19 to 24 of 130. One is claimed before the capacity is known, and two
+        # turns that reach an engine in another order than they were sent in may cost one each.
+        assert wrong <= len(local) / 20
 
 
 def test_the_ideal_is_what_an_earlier_prompt_and_its_answer_hold() -> None:

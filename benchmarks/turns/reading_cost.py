@@ -2,9 +2,10 @@
 
     python -m benchmarks.turns.reading_cost
 
-Each body is read again and again, so its frame is known after the second time, as that of a client's later turns is.
-Plain chats have 20 long messages, as in `benchmarks.overhead`. Agents' have 20 tools, and calls with results that are
-program code: in OpenAI's form, in Anthropic's, and as items of Responses, as Codex sends them.
+Each body is read again and again, with another newest call and result, or newest text: as a client's next turn is,
+whose frame and older messages are known. Plain chats have 20 long messages, as in `benchmarks.overhead`. Agents' have
+20 tools, and calls with results that are program code: in OpenAI's form, in Anthropic's, and as items of Responses, as
+Codex sends them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ..small.proxy_here import MODEL, bench
 
 CALLS = (5, 30, 60, 100)
 SIZES = (2_000, 130_000, 600_000)
+_NEWEST = b"the newest one"  # is replaced in each reading
 _CODE_LINE = '    def step_{at}(self, x): return x[{at}] + "{number:x}"  # and so on'
 
 
@@ -36,19 +38,29 @@ def code(random: Random, size: int) -> str:
     return "\n".join(lines)
 
 
+def why(random: Random, at: int, calls: int) -> str:
+    return code(random, 120) if at < calls - 1 else _NEWEST.decode()
+
+
+def found(random: Random, at: int, calls: int) -> str:
+    return code(random, 3000) + _NEWEST.decode() * (at == calls - 1)
+
+
 def plain(size: int) -> bytes:
     turns = follow_ups(ChatShape(turns=3, opening_bytes=size, message_bytes=max(1000, size // 20)))
-    return turns.splitlines()[1].replace(f'"{MOCK}"'.encode(), f'"{MODEL}"'.encode())
+    body = turns.splitlines()[1].replace(f'"{MOCK}"'.encode(), f'"{MODEL}"'.encode())
+    before, end, after = body.rpartition(b'"}]')
+    return b"".join((before, _NEWEST, end, after))
 
 
 def agents(calls: int) -> bytes:
     random, messages = Random(calls), list[object]()
     messages.append({"role": "user", "content": "Find what is wrong, and mend it."})
     for at in range(calls):
-        arguments = msgspec.json.encode({"command": f"sed -n 1,{at}p file.py", "why": code(random, 120)}).decode()
+        arguments = msgspec.json.encode({"command": f"sed -n 1,{at}p file.py", "why": why(random, at, calls)}).decode()
         call = {"id": f"call_{at}", "type": "function", "function": {"name": "search_1", "arguments": arguments}}
         messages.append({"role": "assistant", "content": "I look.", "tool_calls": [call]})
-        messages.append({"role": "tool", "tool_call_id": f"call_{at}", "content": code(random, 3000)})
+        messages.append({"role": "tool", "tool_call_id": f"call_{at}", "content": found(random, at, calls)})
     return msgspec.json.encode({"model": MODEL, "messages": messages, "tools": [tool(at) for at in range(20)]})
 
 
@@ -56,9 +68,9 @@ def claudes(calls: int) -> bytes:
     random, messages = Random(calls), list[object]()
     messages.append({"role": "user", "content": [{"type": "text", "text": "Find what is wrong, and mend it."}]})
     for at in range(calls):
-        given = {"command": f"sed -n 1,{at}p file.py", "why": code(random, 120)}
+        given = {"command": f"sed -n 1,{at}p file.py", "why": why(random, at, calls)}
         use = {"type": "tool_use", "id": f"toolu_{at}", "name": "search_1", "input": given}
-        result = {"type": "tool_result", "tool_use_id": f"toolu_{at}", "content": code(random, 3000)}
+        result = {"type": "tool_result", "tool_use_id": f"toolu_{at}", "content": found(random, at, calls)}
         messages.append({"role": "assistant", "content": [{"type": "text", "text": "I look."}, use]})
         messages.append({"role": "user", "content": [result]})
     tools = [
@@ -71,10 +83,10 @@ def codexes(calls: int) -> bytes:
     random, items = Random(calls), list[object]()
     items.append({"type": "message", "role": "user", "content": [{"type": "input_text", "text": code(random, 6000)}]})
     for at in range(calls):
-        arguments = msgspec.json.encode({"command": ["sed", "-n", f"1,{at}p"], "why": code(random, 120)}).decode()
+        arguments = msgspec.json.encode({"command": ["sed", "-n", f"1,{at}p"], "why": why(random, at, calls)}).decode()
         items.append({"type": "reasoning", "summary": [], "encrypted_content": f"{random.getrandbits(4000):x}"})
         call = {"type": "function_call", "name": "search_1", "arguments": arguments, "call_id": f"call_{at}"}
-        result = {"type": "function_call_output", "call_id": f"call_{at}", "output": code(random, 3000)}
+        result = {"type": "function_call_output", "call_id": f"call_{at}", "output": found(random, at, calls)}
         items += [call, result]
     tools = [
         {"type": "function", "name": f"search_{at}", "parameters": {"type": "object"}, "description": "x " * 200}
@@ -97,19 +109,20 @@ def bodies() -> Iterator[tuple[str, Endpoint, bytes]]:
 async def measure(rounds: int) -> list[tuple[str, Endpoint, int, int, list[float]]]:
     """By body: its name, endpoint, bytes and units, and the us of each reading after the first three."""
     one, client = bench(0), Client(name="", tenant="t")
-    found = list[tuple[str, Endpoint, int, int, list[float]]]()
+    rows = list[tuple[str, Endpoint, int, int, list[float]]]()
     try:
         for name, endpoint, body in bodies():
             times_us, units = list[float](), 0
-            for _ in range(rounds + 3):
+            for at in range(rounds + 3):
+                turn = body.replace(_NEWEST, b"%14d" % at)
                 started_ns = time.perf_counter_ns()
-                request = await one.proxy.bodies.turn(endpoint, {}, client, body)
+                request = await one.proxy.bodies.turn(endpoint, {}, client, turn)
                 times_us.append((time.perf_counter_ns() - started_ns) / 1000)
                 units = len(request.prompt.chain.keys)
-            found.append((name, endpoint, len(body), units, times_us[3:]))
+            rows.append((name, endpoint, len(body), units, times_us[3:]))
     finally:
         one.proxy.listener.close()
-    return found
+    return rows
 
 
 @click.command(help=__doc__)

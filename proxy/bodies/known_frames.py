@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from .. import plane
 from ..config import SessionKey
 from ..errors import UNREADABLE, RequestError
 from ..openai.body_members import SHORT_BYTES, Fields, Members, Places
+from ..openai.prompts.beginnings import POINTS, Begun, KnownBeginnings
 from ..openai.prompts.messages import decode_others
 from ..openai.prompts.reader import PromptReader
 from ..openai.request import (
@@ -34,9 +36,11 @@ from ..openai.request import (
     rendered_of,
     scope_of,
 )
-from ..sessions.prefix_chain import Chain
+from ..sessions.message_units import PartNotRead
+from ..sessions.prefix_chain import Chain, LongTexts
 from ..sessions.prompt_head import Head
 from ..sessions.session_name import session_name
+from ..sessions.text_cuts import LateCuts
 from .shared_bytes import LARGE_BYTES
 
 FRAME_BYTES = 512
@@ -87,6 +91,7 @@ class KnownFrames:
         self._endpoint, self._member = endpoint, MESSAGES_MEMBER[endpoint]
         self._known: dict[_Name, _Frame] = {}
         self._starts: set[bytes] = set()  # digests of what is before their messages
+        self._beginnings = KnownBeginnings()
         self._units = 0  # tools in them
         self._seen: set[int] = set()  # hashes of names: what comes once is not learned
         self._aliases: object = None
@@ -111,16 +116,44 @@ class KnownFrames:
         """
         if rules.aliases is not self._aliases or rules.templates is not self._templates:
             self._forget()
+            self._beginnings = KnownBeginnings()
             self._aliases, self._templates = rules.aliases, rules.templates
         start = plane.value_start(body, self._member.encode()) if plane.IS_BUILT else None
         if start is None or depth_limit < _PLAIN_DEPTH:
             return None
-        hasher = rules.hasher
-        before = hasher.digest(memoryview(body)[:start])
+        before = rules.hasher.digest(memoryview(body)[:start])
         if before not in self._starts:
             return None
+        begun = None
+        if len(body) - start >= POINTS[0]:
+            begun = self._beginnings.of(rules.hasher, rules.tenant, body, start)
+        if begun is not None and begun.known is not None:
+            begun.cuts = LateCuts(lambda: self._cuts(body, headers, rules, before, start))
+            with suppress(PartNotRead):
+                request = self._read(body, headers, rules, before, start, begun, most, depth_limit)
+                if request is not None:
+                    return request
+            begun = Begun(start, begun.digests)
+        return self._read(body, headers, rules, before, start, begun, most, depth_limit)
+
+    def _read(
+        self,
+        body: bytes,
+        headers: Mapping[str, str],
+        rules: ReadingRules,
+        before: bytes,
+        start: int,
+        begun: Begun | None,
+        most: int,
+        depth_limit: int,
+    ) -> Request | None:
+        """start: of the messages. before: the digest of what is before them."""
+        hasher, beginning = rules.hasher, None if begun is None else begun.known
         find, are_items = hasher.known_units.find, self._endpoint is Endpoint.RESPONSES
-        found = plane.messages_at(body, start, most, hasher.point, find, are_items=are_items)
+        at = start
+        if beginning is not None:
+            at, most = start + beginning.end, most - beginning.weighs
+        found = plane.messages_at(body, at, most, hasher.point, find, are_items=are_items)
         if found is None:
             return None
         messages, others, end, weighs = found
@@ -132,11 +165,14 @@ class KnownFrames:
             return None
         known, fields = frame.request, frame.fields_in(body, start, end, self._member)
         reader = PromptReader(hasher, known.template)
+        reader.begun = begun
         try:
             chain = chain_of(self._endpoint, fields, reader, frame.head, messages)
             name = session_name(headers, fields, read_short, NAMES.get(self._endpoint))
         except (RequestError, *UNREADABLE):
             return None
+        if begun is not None:
+            self._beginnings.learn(hasher, rules.tenant, body, begun)
         label = label_of(hasher, frame.scope, name) if name else None
         return replace(
             known,
@@ -145,6 +181,13 @@ class KnownFrames:
             prompt_bytes=chain.size,
             has_media=reader.content.has_media,
         )
+
+    def _cuts(
+        self, body: bytes, headers: Mapping[str, str], rules: ReadingRules, before: bytes, start: int
+    ) -> LongTexts | None:
+        """Of a prompt whose beginning was known."""
+        request = self._read(body, headers, rules, before, start, None, sys.maxsize, sys.maxsize)
+        return None if request is None else request.prompt.chain.long_texts
 
     def _forget(self) -> None:
         self._known.clear()

@@ -28,6 +28,7 @@ from ..sessions.templates import NO_TEMPLATES, PLAIN, Template, Templates
 from . import body_members
 from .body_members import given, required
 from .prompts.messages import read_items, read_messages
+from .prompts.raw_prompts import embeddings, raw_prompt
 from .prompts.reader import PromptReader
 from .prompts.shapes import first_user_text, read
 from .units import DEPTH_LIMIT, UNITS_LIMIT, check_depth, check_units
@@ -269,8 +270,8 @@ def _chain(endpoint: Endpoint, fields: Fields, values: Values, reader: PromptRea
     head = reader.head(salt, rendered_of(endpoint, fields))
     if endpoint is Endpoint.COMPLETIONS:
         if not given(fields, "prompt") and given(fields, "prompt_embeds"):
-            return reader.embeddings(head.seed, fields["prompt_embeds"]), 1
-        return reader.completions(head.seed, required(fields, "prompt"))
+            return embeddings(reader.hasher, head.seed, fields["prompt_embeds"]), 1
+        return raw_prompt(reader.hasher, head.seed, required(fields, "prompt"))
     stored = None
     if endpoint is Endpoint.RESPONSES:
         previous = values.get("previous_response_id")

@@ -47,6 +47,8 @@ cdef class PlainMessage:
     cdef readonly str name
     cdef readonly str tool_call_id
     cdef readonly Py_ssize_t size  # bytes of its text
+    cdef readonly Py_ssize_t end  # where it ends
+    cdef readonly Py_ssize_t weighs  # with all before it that are plain or known
     cdef Kept _kept  # what holds it
     cdef const unsigned char *_written
     cdef Py_ssize_t _written_size
@@ -64,4 +66,5 @@ cdef class FoundMessage:
     cdef UnitHead _head  # of `unit`
     cdef Kept _kept
     cdef Py_ssize_t _start
-    cdef Py_ssize_t _end
+    cdef readonly Py_ssize_t end
+    cdef readonly Py_ssize_t weighs

@@ -12,6 +12,10 @@ class PlainMessage:
     tool_calls: None
     function_call: None
     size: int
+    end: int
+    """Where it ends in the buffer that it was found in."""
+    weighs: int
+    """It and all before it that are plain or known."""
     @property
     def utf8(self) -> bytes: ...
     @property
@@ -23,6 +27,8 @@ class FoundMessage:
     unit: bytes | None
     """What it adds to a chain, where an earlier prompt had it: see `sessions/message_units`, for what follows too."""
     decoded: Any
+    end: int
+    weighs: int
     @property
     def role(self) -> str: ...
     @property

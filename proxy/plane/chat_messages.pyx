@@ -124,7 +124,7 @@ cdef class FoundMessage:
     @property
     def raw(self):
         """Its bytes, as a view."""
-        return memoryview(self._kept.data)[self._start:self._end]
+        return memoryview(self._kept.data)[self._start:self.end]
 
 
 def messages(data, TextPoint point=None, known=None, *, bint are_items=False):
@@ -140,15 +140,17 @@ def messages(data, TextPoint point=None, known=None, *, bint are_items=False):
     cdef Kept kept = held(data)
     cdef json_t start = <json_t>kept.view.buf
     cdef Py_ssize_t end
-    found = listed(kept, json_space_end(start, 0, kept.view.len), PY_SSIZE_T_MAX, point, known, are_items)
-    if found is None:
+    cdef Py_ssize_t at = json_space_end(start, 0, kept.view.len)
+    found = listed(kept, at, PY_SSIZE_T_MAX, point, known, are_items)
+    if found is None or start[at] != c"[":
         return None
     end = found[2]
     return found[:2] if json_space_end(start, end, kept.view.len) == kept.view.len else None
 
 
 def messages_at(data, Py_ssize_t at, Py_ssize_t most, TextPoint point, known=None, *, bint are_items=False):
-    """The same of a list that begins at `at`, whatever follows it. Beside them where it ends, and what it weighs.
+    """The same of a list that begins at `at`, or that goes on behind a comma there, whatever follows it. Beside them where
+    it ends, and what it weighs.
 
     most: None too where plain and known messages weigh more, as `bones` weighs them. Others are not weighed.
     """
@@ -170,10 +172,11 @@ cdef tuple listed(Kept kept, Py_ssize_t at, Py_ssize_t most, TextPoint point, kn
     cdef list found = [], others = []
     cdef PlainMessage message
     cdef FoundMessage other
-    if at >= size or data[at] != c"[":
+    cdef bint is_whole = at < size and data[at] == c"["
+    if not is_whole and (at >= size or data[at] != c","):
         return None
     at = json_space_end(data, at + 1, size)
-    if at < size and data[at] == c"]":
+    if is_whole and at < size and data[at] == c"]":
         return found, others, at + 1, weight
     while at < size and data[at] == c"{":
         message = PlainMessage.__new__(PlainMessage)
@@ -183,6 +186,7 @@ cdef tuple listed(Kept kept, Py_ssize_t at, Py_ssize_t most, TextPoint point, kn
         if weight + escapes // ESCAPES > most:
             return None
         if end >= 0:
+            message.end, message.weighs = end, weight + escapes // ESCAPES
             found.append(message)
         else:
             end = json_value_end(data, at, size)
@@ -193,6 +197,7 @@ cdef tuple listed(Kept kept, Py_ssize_t at, Py_ssize_t most, TextPoint point, kn
                 others.append(len(found))
             else:
                 weight += other._head.weighs
+            other.weighs = weight + escapes // ESCAPES
             found.append(other)
         at = json_space_end(data, end, size)
         if at < size and data[at] == c"]":
@@ -208,7 +213,7 @@ cdef FoundMessage found_message(
 ):
     cdef FoundMessage message = FoundMessage.__new__(FoundMessage)
     cdef unsigned char digest[DIGEST_BYTES + 1]
-    message._kept, message._start, message._end, message.is_item = kept, start, end, is_item
+    message._kept, message._start, message.end, message.is_item = kept, start, end, is_item
     if point is not None:
         point.digest(<json_t>kept.view.buf + start, end - start, digest)
         digest[DIGEST_BYTES] = c"i"

@@ -37,6 +37,30 @@ cdef class TextPoint:
             PyBuffer_Release(&view)
         return PyBytes_FromStringAndSize(<const char *>told, DIGEST_BYTES)
 
+    def digests_of(self, data, Py_ssize_t start, list ends not None):
+        """Of the beginnings of what is in a buffer from `start` on: a list, as far as its bytes reach.
+
+        ends: of the beginnings, in bytes from `start`, rising.
+        """
+        cdef Py_buffer view
+        cdef polyval_t state
+        cdef unsigned char told[DIGEST_BYTES]
+        cdef Py_ssize_t at = 0, end
+        cdef list found = []
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            polyval_start(&state)
+            for end in ends:
+                if start < 0 or end < at or end > view.len - start:
+                    break
+                polyval_add(&self.point, &state, <const char *>view.buf + start + at, end - at)
+                at = end
+                polyval_end(&self.point, &state, told)
+                found.append(PyBytes_FromStringAndSize(<const char *>told, DIGEST_BYTES))
+        finally:
+            PyBuffer_Release(&view)
+        return found
+
     cdef void digest(self, const void *text, size_t size, unsigned char *to) noexcept nogil:
         cdef polyval_t state
         polyval_start(&state)

@@ -10,9 +10,9 @@ it is SHA-256 too. docs/prefix-keys.md says why nobody can make two texts with o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -114,30 +114,33 @@ def no_units(messages: list[Any], at: int, previous: int, size: int, around: int
     return (), (), b"", ()
 
 
-class KnownUnits:
-    """What messages add to a chain, packed, by the digests of their bytes: of those that were asked for last as many as
-    take `most_bytes` of memory; never more than twice that."""
+T = TypeVar("T", bound=Sized)
+
+
+class AskedLately(Generic[T]):
+    """What was made of some bytes, by their digests: of what was asked for last, as much as takes `most_bytes` of
+    memory; never more than twice that. The length of one is what it takes beside its place."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
-        self._newer: dict[bytes, bytes] = {}
-        self._older: dict[bytes, bytes] = {}
+        self._newer: dict[bytes, T] = {}
+        self._older: dict[bytes, T] = {}
         self._bytes = 0  # of the newer ones
 
     def __len__(self) -> int:
         return len(self._newer) + len(self._older)
 
-    def find(self, digest: bytes) -> bytes | None:
+    def find(self, digest: bytes) -> T | None:
         found = self._newer.get(digest)
         if found is None and (found := self._older.pop(digest, None)) is not None:
             self.add(digest, found)
         return found
 
-    def add(self, digest: bytes, unit: bytes) -> None:
-        size = PLACE_BYTES + len(unit)
+    def add(self, digest: bytes, made: T) -> None:
+        size = PLACE_BYTES + len(made)
         if self._bytes + size > self._most:
             self._older, self._newer, self._bytes = self._newer, {}, 0
-        self._newer[digest] = unit
+        self._newer[digest] = made
         self._bytes += size
 
 
@@ -168,7 +171,7 @@ class Hasher:
         self._lists: dict[int, Units] = {}
         self._listed = 0  # units in them
         self.known_heads: dict[tuple[int, int], bytes] = {}  # see `text_cuts`
-        self.known_units = KnownUnits(KNOWN_UNITS_BYTES)
+        self.known_units = AskedLately[bytes](KNOWN_UNITS_BYTES)  # packed, by their messages
         self.known_systems: dict[tuple[int, int], tuple[int, int]] = {}  # see `PromptReader`
         self.usual_key = lru_cache(USUAL_KEYS)(self.key)  # cached, for what nearly every request has again
 

@@ -6,8 +6,8 @@ cdef int _SAID, _CALLED, _RESULT
 
 @cython.final
 cdef class CallPlaces:
-    cdef bint _as_they_are
-    cdef long long _count
+    cdef bint _as_they_are, _is_whole
+    cdef readonly long long count
     cdef dict _open, _answered
     cdef set _fresh
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from hashlib import _Hash
 
-    from .prefix_chain import LongTexts
+    from .prefix_chain import NotesTexts
 
 KEPT_BYTES = 2048
 """A unit that takes more is not kept. Nearly all take 50 to 300: a text is there as its digest, a call as its key."""
@@ -44,14 +44,21 @@ def packed_thought(weighs: int) -> bytes:
     return _HEAD.pack(0, False, 0, 0, weighs, len(_NOBODY), 0) + _NOBODY
 
 
+class PartNotRead(Exception):
+    """What a prompt says depends on a part of it that was not read again."""
+
+
 class CallPlaces:
     """What is hashed in place of the ids of a prompt's tool calls, which are told in the order of the prompt."""
 
-    __slots__ = ("_answered", "_as_they_are", "_count", "_fresh", "_open")
+    __slots__ = ("_answered", "_as_they_are", "_fresh", "_is_whole", "_open", "count")
 
-    def __init__(self, *, as_they_are: bool = False) -> None:
+    def __init__(self, *, as_they_are: bool = False, before: int | None = None) -> None:
+        """before: how many calls are in the beginning of the prompt, if that is not told again; it ends between two
+        rounds. A result of one of them raises PartNotRead."""
         self._as_they_are = as_they_are
-        self._count = 0
+        self._is_whole = before is None
+        self.count = before or 0  # calls so far
         self._open: dict[str, deque[int]] = {}  # places of calls without a result, by id, since its newest round
         self._answered: dict[str, int] = {}  # the place that the newest result of each id stands for
         self._fresh: set[str] = set()  # ids of the calls of this round
@@ -64,12 +71,12 @@ class CallPlaces:
     def call(self, id: str | None) -> str:
         if self._as_they_are:
             return id or ""
-        self._count += 1
+        self.count += 1
         if id and id not in self._fresh:
             self._fresh.add(id)
-            self._open[id] = deque((self._count,))
+            self._open[id] = deque((self.count,))
         elif id:
-            self._open[id].append(self._count)
+            self._open[id].append(self.count)
         return ""
 
     def result(self, id: str | None) -> str:
@@ -80,6 +87,8 @@ class CallPlaces:
         if places:
             self._answered[id] = places.popleft()
         place = self._answered.get(id)
+        if place is None and not self._is_whole:
+            raise PartNotRead
         return f"={id}" if place is None else f"#{place}"
 
 
@@ -134,7 +143,7 @@ class MessageUnit:
         self.is_call = False  # it is an item: calls that follow one another are of one round
 
     def key_after(
-        self, previous: int, places: CallPlaces, unit_key: Callable[[int, bytes], int], cuts: LongTexts | None = None
+        self, previous: int, places: CallPlaces, unit_key: Callable[[int, bytes], int], cuts: NotesTexts | None = None
     ) -> int:
         """unit_key: `Hasher.unit`. cuts: is told of the texts that can be cut."""
         said, state = [self._before], None

@@ -48,11 +48,16 @@ TextOrKind = str | bytes | TextInBody | int | None
 class LongTexts(Protocol):
     """The texts of one prompt that are long enough to be cut: see `text_cuts`."""
 
-    known: Sequence[tuple[int, int]]
-
-    def note(self, state: _Hash, text: bytes, offset: int) -> None: ...
+    @property
+    def known(self) -> Sequence[tuple[int, int]]: ...
     def cuts(self, hasher: Hasher) -> Sequence[tuple[int, int]]: ...
     def without_text(self) -> LongTexts | None: ...
+
+
+class NotesTexts(Protocol):
+    """Is told the texts of a prompt that are long enough to be cut, as they are hashed."""
+
+    def note(self, state: _Hash, text: bytes, offset: int) -> None: ...
 
 
 class Marks(msgspec.Struct, frozen=True, gc=False):
@@ -113,7 +118,7 @@ class UnitHash:
         role: str,
         name: str = "",
         call_id: str = "",
-        long_texts: LongTexts | None = None,
+        long_texts: NotesTexts | None = None,
     ) -> None:
         """long_texts: notes the texts that can be cut; each is then added in one piece."""
         self._hasher = hasher

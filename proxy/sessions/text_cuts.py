@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from .hasher import LongUnit
+    from .prefix_chain import LongTexts
 
     _LongText: TypeAlias = "tuple[_Hash, bytes, int]"
     """The hash of a unit before a text, that text, and where in the prompt it begins."""
@@ -144,6 +145,29 @@ class TextCuts:
     def without_text(self) -> TextCuts | None:
         """None: no cut has been made, as for most prompts."""
         return TextCuts(self.known) if self.known else None
+
+
+class LateCuts:
+    """Those of a prompt whose beginning was not read again: that is done when they are asked for."""
+
+    __slots__ = ("_found", "_read")
+
+    def __init__(self, read: Callable[[], LongTexts | None]) -> None:
+        """read: all of the prompt."""
+        self._read = read
+        self._found: LongTexts | None = None
+
+    @property
+    def known(self) -> Sequence[Cut]:
+        return () if self._found is None else self._found.known
+
+    def cuts(self, hasher: Hasher) -> Sequence[Cut]:
+        if self._found is None:
+            self._found = self._read() or TextCuts(())
+        return self._found.cuts(hasher)
+
+    def without_text(self) -> LongTexts | None:
+        return None if self._found is None else self._found.without_text()
 
 
 class _Head:

@@ -56,6 +56,10 @@ class UnitContent:
             self.seen_places = CallPlaces(as_they_are=self._template.prints_call_ids)
         return self.seen_places
 
+    def have_places(self, before: int) -> None:
+        """before: how many calls are in a beginning that is not read again."""
+        self.seen_places = CallPlaces(as_they_are=self._template.prints_call_ids, before=before)
+
     def add_message(self, unit: Unit, message: WholeMessage) -> None:
         self.add(unit, message.content, system=message.role == "system")
         for call in message.tool_calls or ():

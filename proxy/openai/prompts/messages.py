@@ -9,8 +9,8 @@ import msgspec
 from ... import plane
 from ...errors import UNREADABLE, RequestError
 from ...sessions.message_units import packed_thought
-from .items import THOUGHT, message_of
-from .shapes import ITEMS, MEMBERS, MESSAGE, MESSAGES, PromptMessage, read
+from .items import THOUGHT, CallItem, message_of
+from .shapes import ITEMS, MEMBERS, MESSAGE, MESSAGES, PromptMessage, is_by_user, read
 
 if TYPE_CHECKING:
     from ...sessions.hasher import Hasher
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 FOUND_MESSAGE = plane.FoundMessage if plane.IS_BUILT else None
 PLAIN_MESSAGE = plane.PlainMessage if plane.IS_BUILT else None
 _USER = msgspec.Raw(b'"user"')
+
+REPLY, BY_USER, OTHER = b"au-"  # who says a message; of texts the first letter of the role
 
 
 def read_messages(raw: msgspec.Raw, hasher: Hasher) -> list[Message]:
@@ -88,6 +90,20 @@ def whole(message: Message) -> WholeMessage:
     if message.decoded is None:
         message.decoded = _decoded(message)
     return cast("WholeMessage", message.decoded)
+
+
+def letter_of(message: WholeMessage) -> int:
+    """Who says it."""
+    if message.role == "user" and (not isinstance(message, PromptMessage) or is_by_user(message.content)):
+        return BY_USER
+    return REPLY if message.role == "assistant" or isinstance(message, CallItem) else OTHER
+
+
+def is_reply(message: Message) -> bool:
+    """Or an item of one."""
+    if type(message) is FOUND_MESSAGE and message.unit is not None:
+        return message.letter == REPLY
+    return letter_of(whole(message)) == REPLY
 
 
 def keep_unit(hasher: Hasher, message: Message, unit: MessageUnit) -> None:

@@ -9,6 +9,7 @@ A string and a list with that one text are the same content; two texts are never
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,29 +18,36 @@ import msgspec
 
 from ...errors import RequestError
 from ...sessions.hasher import LONG_BYTES, NO_UNITS, USUAL_KEYS, Hasher, before_parts, encoded
-from ...sessions.message_units import MessageUnit
-from ...sessions.prefix_chain import NO_MARKS, UNIT_OVERHEAD_BYTES, BlockHash, Chain, TextOrKind, UnitHash
+from ...sessions.message_units import MessageUnit, PartNotRead
+from ...sessions.prefix_chain import NO_MARKS, UNIT_OVERHEAD_BYTES, Chain, TextOrKind, UnitHash
 from ...sessions.prompt_head import Head
 from ...sessions.templates import PLAIN, Template
 from ...sessions.text_cuts import FINE_BYTES, LEAST_HEAD_BYTES, TextCuts, UnitText
-from ...sessions.text_kinds import SAMPLED_UNITS
-from ..units import LIST_LIMIT, check_lists, prompt_bytes, too_many_prompts
-from .content import MEDIA_BYTES, UnitContent
+from ...sessions.text_kinds import SAMPLED_UNITS, kind_of
+from .beginnings import Beginning, Begun
+from .content import UnitContent
 from .items import CallItem
-from .messages import FOUND_MESSAGE, PLAIN_MESSAGE, keep_unit, text_or_kind, whole, without_thoughts
+from .messages import (
+    BY_USER,
+    FOUND_MESSAGE,
+    OTHER,
+    PLAIN_MESSAGE,
+    REPLY,
+    keep_unit,
+    letter_of,
+    text_or_kind,
+    whole,
+    without_thoughts,
+)
 from .shapes import (
-    ANY,
     BILLING,
-    CANONICAL,
     CONTENT,
     MESSAGE,
-    PROMPT,
     PromptMessage,
     canonical,
     canonical_items,
     comes_with_reasoning,
     first_text,
-    is_by_user,
     only_text,
     read,
     texts,
@@ -47,11 +55,11 @@ from .shapes import (
 
 if TYPE_CHECKING:
     from ... import plane
+    from ...sessions.prefix_chain import LongTexts
     from .shapes import Message, WholeMessage
 
 _SYSTEM = frozenset(("system", "developer"))
-_REPLY, _BY_USER, _OTHER = b"au-"  # who says a message; of texts the first letter of the role
-_LETTERS = {"assistant": _REPLY, "user": _BY_USER}
+_LETTERS = {"assistant": REPLY, "user": BY_USER}
 _BILLING = BILLING.encode()
 
 
@@ -65,6 +73,9 @@ class PromptReader:
         self.content = UnitContent(hasher, template)
         self._newest: list[TextOrKind] = []
         self._cuts = TextCuts()
+        self.begun: Begun | None = None  # what is known of how the body begins; None: nothing, and nothing is learned
+        self._is_beside = False  # the system's text is no message
+        self._system: tuple[int, int] | None = None  # key and size of the first message, if that is the system's
         self._system_texts: Callable[[], list[str]] = list  # with the role before them
 
     def head(self, salt: str, rendered: Mapping[str, msgspec.Raw]) -> Head:
@@ -83,10 +94,8 @@ class PromptReader:
         key = self.hasher.usual_key if parts == [""] else self.hasher.key  # cached where it holds no client data
         return Head(key(b"S", *parts, previous=self.scope), size, tools, self._template.tools_first)
 
-    def _system_unit(self, seed: int, raw: msgspec.Raw | None, name: str) -> tuple[int, int] | None:
+    def _system_unit(self, seed: int, raw: msgspec.Raw, name: str) -> tuple[int, int] | None:
         """Key and size of a system's text that is no message, read once for many prompts; None: it says nothing."""
-        if raw is None:
-            return None
         known_systems, place = self.hasher.known_systems, (seed, self.hasher.name_of(raw))
         known = known_systems.get(place)
         if known is None:
@@ -119,9 +128,7 @@ class PromptReader:
             raise RequestError("messages: must not be empty", param="messages")
         last = whole(messages[-1]) if prefills else None
         continues = last is not None and last.role == "assistant" and not last.tool_calls
-        before = None if system is None else self._system_unit(head.seed, system, "system")
-        if before is None and messages[0].role in _SYSTEM:
-            before = self._first_unit(head.seed, messages)
+        before = self._before(head.seed, system, "system", messages)
         return self._chain(head, before, messages, continues=continues)
 
     def responses(
@@ -130,17 +137,26 @@ class PromptReader:
         """`input` of Responses. stored: key of the response that it continues, which stands for the head too."""
         if not items:
             raise RequestError("input: must not be empty", param="input")
-        before = self._system_unit(head.seed, instructions, "instructions")
-        if before is None and stored is None and items[0].role in _SYSTEM:
-            before = self._first_unit(head.seed, items)
+        before = self._before(head.seed, instructions, "instructions", items, may_be_first=stored is None)
         items, with_thoughts = without_thoughts(items, self.hasher)
         return self._chain(head, before, items, with_thoughts, stored=stored)
 
-    def _first_unit(self, seed: int, messages: list[Message]) -> tuple[int, int]:
-        """Key and size of the first message, which is the system's and is taken out of the list."""
-        first = whole(messages.pop(0))
-        self._system_texts = lambda: [first.role, *texts(first.content)]
-        return self._message(seed, first)[:2]
+    def _before(
+        self, seed: int, raw: msgspec.Raw | None, name: str, messages: list[Message], *, may_be_first: bool = True
+    ) -> tuple[int, int] | None:
+        """Key and size of what the system says beside the messages, or in the first of them, which is taken out of the
+        list."""
+        beside = None if raw is None else self._system_unit(seed, raw, name)
+        known, self._is_beside = None if self.begun is None else self.begun.known, beside is not None
+        if known is not None:
+            if known.seed != seed or known.is_beside is not self._is_beside:
+                raise PartNotRead
+            self._system = known.system
+        elif beside is None and may_be_first and messages[0].role in _SYSTEM:
+            first = whole(messages.pop(0))
+            self._system_texts = lambda: [first.role, *texts(first.content)]
+            self._system = self._message(seed, first)[:2]
+        return self._system if beside is None else beside
 
     def _chain(
         self,
@@ -162,37 +178,119 @@ class PromptReader:
             self._note_head(head, keys, ends, has_system=system is not None)
         elif not messages:  # only reasoning: an empty one stands for it
             messages = [PromptMessage(role="")]
-        roles, unit = self._add_messages(messages, keys, ends, size, continues=continues)
-        last_reply = max(roles.rfind(_REPLY), 0)
-        reply: Any = messages[last_reply - head_end - 1] if last_reply else None
+        first, roles = len(keys), bytearray(len(keys))  # first: place of the first message's unit
+        if self.begun is None:
+            unit = self._add_messages(messages, keys, ends, roles, size, continues=continues)
+        else:
+            first += self._add_known(self.begun.known, keys, ends, roles, size)
+            unit = self._add_and_learn(self.begun, messages, keys, ends, roles, size, continues=continues)
+        last_reply = max(roles.rfind(REPLY), 0)
+        if 0 < last_reply < first:
+            raise PartNotRead
+        reply: Any = messages[last_reply - first] if last_reply else None
         if type(reply) is FOUND_MESSAGE:
             reply = whole(reply)
         reasons = isinstance(reply, PromptMessage) and comes_with_reasoning(reply)
         if with_thoughts:
-            first = len(roles[: last_reply + 1].rstrip(bytes((_REPLY,))))  # of the items that are that reply
-            reasons = not with_thoughts.isdisjoint(range(first - head_end - 1, last_reply - head_end))
-        first_user, last_user = max(roles.find(_BY_USER), 0), max(roles.rfind(_BY_USER), 0)
+            begins = len(roles[: last_reply + 1].rstrip(bytes((REPLY,))))  # the items that are that reply
+            reasons = not with_thoughts.isdisjoint(range(begins - first, last_reply - first + 1))
+        first_user, last_user = max(roles.find(BY_USER), 0), max(roles.rfind(BY_USER), 0)
         if stored is None:
             marks = head.marks(first_user, last_user, last_reply, has_system=system is not None, reasons=reasons)
         else:
             marks = NO_MARKS.with_messages(first_user, last_user, last_reply, reasons=reasons)
-        for place in (last_reply - 1, len(keys) - 1):
-            if place > head_end:
-                self._note_newest(messages[place - head_end - 1], keys[place - 1], ends[place - 1])
-        mask = self._cuts.mask
-        if mask and reply is not None and roles.count(_REPLY) == 1 and (text := only_text(reply)):
-            self._cuts.note_only_reply(text, keys[0] ^ mask, ends[head_end])
-        newest, cuts = tuple(self._newest[-SAMPLED_UNITS:]), self._cuts or None
+        newest, cuts = tuple(self._newest[-SAMPLED_UNITS:]), self._cuts_of(messages, keys, ends, roles, head_end)
         return Chain(tuple(keys), tuple(ends), self.hasher, open_unit=unit, marks=marks, long_texts=cuts, texts=newest)
 
-    def _add_messages(
-        self, messages: list[Message], keys: list[int], ends: list[int], size: int, *, continues: bool
-    ) -> tuple[bytearray, UnitHash | None]:
-        """Adds their keys and ends. Returns a letter for each key, and the last unit if the reply continues it.
+    def _cuts_of(
+        self, messages: list[Message], keys: list[int], ends: list[int], roles: bytearray, head_end: int
+    ) -> LongTexts | None:
+        if self.begun is not None and self.begun.known is not None:
+            return self.begun.cuts
+        last_reply, mask = max(roles.rfind(REPLY), 0), self._cuts.mask
+        for place in (last_reply - 1, len(keys) - 1):  # the last one before the newest reply, and the newest one
+            if place <= head_end:
+                continue
+            one: Any = messages[place - head_end - 1]
+            if type(one) is FOUND_MESSAGE:
+                one = whole(one)
+            if one.role == "assistant" or one.tool_call_id:
+                continue
+            text = one.utf8 or encoded(first_text(one.content)[:LONG_BYTES])
+            if len(text) > FINE_BYTES:
+                newest = UnitText(keys[place - 1] ^ mask, one.role, one.name or "", text, ends[place - 1])
+                self._cuts.newest.append(newest)
+        if mask and last_reply and roles.count(REPLY) == 1:
+            reply = only_text(whole(messages[last_reply - head_end - 1]))
+            if reply:
+                self._cuts.note_only_reply(reply, keys[0] ^ mask, ends[head_end])
+        return self._cuts or None
 
-        size: of the head, whose keys and ends are there.
+    def _add_known(self, known: Beginning | None, keys: list[int], ends: list[int], roles: bytearray, size: int) -> int:
+        """Adds what was read before; returns how many units that has. size: of the head."""
+        if known is None:
+            return 0
+        change, more = self._cuts.mask ^ known.mask, size - known.head_size  # nearly always 0
+        keys += [key ^ change for key in known.keys] if change else known.keys
+        ends += [end + more for end in known.ends] if more else known.ends
+        roles += known.letters
+        self._newest += known.kinds
+        if known.calls >= 0:
+            self.content.have_places(known.calls)
+        return len(known.keys)
+
+    def _add_and_learn(
+        self,
+        begun: Begun,
+        messages: list[Any],
+        keys: list[int],
+        ends: list[int],
+        roles: bytearray,
+        head_size: int,
+        *,
+        continues: bool,
+    ) -> UnitHash | None:
+        """As `_add_messages`. On the way it notes a beginning for later prompts."""
+        units, size, stop = len(keys), head_size, begun.stop(messages)  # units: from where on they are the messages'
+        if begun.known is not None:
+            units, size = units - len(begun.known.keys), ends[-1]
+        if stop:
+            self._add_messages(messages[:stop], keys, ends, roles, size, continues=False)
+            size = ends[-1]
+        if stop and not self.content.has_media:
+            kinds, places = [kind_of(one) for one in self._newest[-SAMPLED_UNITS:]], self.content.seen_places
+            self._newest[-SAMPLED_UNITS:] = kinds
+            begun.found = Beginning(
+                end=messages[stop - 1].end - begun.start,
+                weighs=begun.weighs_before(messages, stop),
+                seed=keys[0],
+                mask=self._cuts.mask,
+                head_size=head_size,
+                calls=-1 if places is None else places.count,
+                is_beside=self._is_beside,
+                system=self._system,
+                keys=array("Q", keys[units:]),
+                ends=array("I", ends[units:]),
+                letters=bytes(roles[units:]),
+                kinds=bytes(kinds),
+            )
+        return self._add_messages(messages[stop:], keys, ends, roles, size, continues=continues)
+
+    def _add_messages(
+        self,
+        messages: list[Message],
+        keys: list[int],
+        ends: list[int],
+        roles: bytearray,
+        size: int,
+        *,
+        continues: bool,
+    ) -> UnitHash | None:
+        """Adds their keys, their ends and a letter for each. Returns the last unit if the reply continues it.
+
+        size: of what is before them, whose keys and ends are there.
         """
-        roles, unit, mask, at = bytearray(len(keys)), None, self._cuts.mask, 0
+        unit, mask, at = None, self._cuts.mask, 0
         closed, many_units = messages[:-1] if continues else messages, self.hasher.many_units
         while at < len(messages):
             # Nearly all messages of a chat are one text, or known: one step takes all up to the next that is neither.
@@ -212,7 +310,7 @@ class PromptReader:
             message, self._cuts.start = messages[at], size
             if at == len(closed):
                 unit = self._open_unit(keys[-1] ^ mask, whole(message))
-                key, unit_size, letter = unit.key(), unit.size, _REPLY
+                key, unit_size, letter = unit.key(), unit.size, REPLY
             else:
                 key, unit_size, letter = self._message(keys[-1] ^ mask, message)
             size += unit_size
@@ -220,17 +318,7 @@ class PromptReader:
             ends.append(size)
             roles.append(letter)
             at += 1
-        return roles, unit
-
-    def _note_newest(self, message: Message, previous: int, start: int) -> None:
-        """Of the newest message, and of the last one before the newest reply. previous, start: the key before it, and
-        the bytes up to there."""
-        one: Any = whole(message) if type(message) is FOUND_MESSAGE else message
-        if one.role == "assistant" or one.tool_call_id:
-            return
-        text = one.utf8 or encoded(first_text(one.content)[:LONG_BYTES])
-        if len(text) > FINE_BYTES:
-            self._cuts.newest.append(UnitText(previous ^ self._cuts.mask, one.role, one.name or "", text, start))
+        return unit
 
     def _message(self, previous: int, message: Message) -> tuple[int, int, int]:
         """Its key and size, and a letter for who says it."""
@@ -241,7 +329,7 @@ class PromptReader:
                 if places is not None:
                     places.begin_round()
                 key = self._plain_message(previous, message)
-                return key, UNIT_OVERHEAD_BYTES + message.size, _LETTERS.get(role, _OTHER)
+                return key, UNIT_OVERHEAD_BYTES + message.size, _LETTERS.get(role, OTHER)
         if type(message) is FOUND_MESSAGE and message.unit is not None:
             if places is not None and not message.is_call:
                 places.begin_round()
@@ -270,7 +358,7 @@ class PromptReader:
         had_media, content.has_media = content.has_media, False
         unit = MessageUnit(self.hasher, message.role, message.name or "", message.tool_call_id or "")
         self.content.add_message(unit, message)
-        unit.letter, unit.is_call = _letter(message), isinstance(message, CallItem)
+        unit.letter, unit.is_call = letter_of(message), isinstance(message, CallItem)
         if not content.has_media:
             keep_unit(self.hasher, found, unit)
         content.has_media = content.has_media or had_media
@@ -289,34 +377,3 @@ class PromptReader:
         self._newest.append(unit.text)
         unit.text = ""
         return unit
-
-    def completions(self, seed: int, raw: msgspec.Raw) -> tuple[Chain, int]:
-        """The chain of `prompt`, and how many prompts it holds: several are one unit, known only as a whole."""
-        check_lists(raw)
-        prompt = read(PROMPT, raw, "prompt")
-        several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
-        if isinstance(prompt, list) and several and len(prompt) > LIST_LIMIT:
-            raise too_many_prompts()
-        prompts: list[object] = [*prompt] if isinstance(prompt, list) and several else [prompt]
-        data = [prompt_bytes(one) for one in prompts]
-        if len(data) == 1:
-            kind, text = data[0]
-            blocks = BlockHash(self.hasher, self.hasher.key(b"P", f"{seed:x}", kind))
-            blocks.add(text)
-            tail = text[blocks.ends[-1] :]
-            keys, ends, is_text = tuple(blocks.keys), tuple(blocks.ends), kind == "text"
-            return Chain(keys, ends, self.hasher, text, tail, is_text=is_text, is_blocks=True), 1
-        each = [self.hasher.key(b"P", kind, f"{len(text):x}", text) for kind, text in data]
-        whole = self.hasher.key(b"P", f"{seed:x}", *(f"{key:x}" for key in each))
-        texts = (data[0][1],) if data[0][0] == "text" else ()
-        return Chain((whole,), (sum(len(text) for _, text in data),), self.hasher, texts=texts), len(data)
-
-    def embeddings(self, seed: int, raw: msgspec.Raw) -> Chain:
-        key = self.hasher.key(b"E", f"{seed:x}", CANONICAL.encode(read(ANY, raw, "prompt_embeds")))
-        return Chain((key,), (MEDIA_BYTES,), self.hasher, texts=(None,))
-
-
-def _letter(message: WholeMessage) -> int:
-    if message.role == "user" and (not isinstance(message, PromptMessage) or is_by_user(message.content)):
-        return _BY_USER
-    return _REPLY if message.role == "assistant" or isinstance(message, CallItem) else _OTHER

@@ -95,9 +95,9 @@ def test_a_copy_of_an_open_text_goes_on_by_itself() -> None:
     assert (first.digest(), second.digest()) == (digest(b"a" * 700 + b"b"), digest(b"a" * 700 + b"c" * 20))
 
 
-NARROW = """
-#define POLYVAL_IS_WIDE 0
+BY_LANES = """
 #include "polyval.h"
+int most(void) { return polyval_lanes(); }
 void digest(const unsigned char *secret, const unsigned char *text, size_t size, size_t cut, unsigned char *to) {
     polyval_point_t point;
     polyval_t state;
@@ -111,20 +111,24 @@ void digest(const unsigned char *secret, const unsigned char *text, size_t size,
 """
 
 
-def test_a_cpu_without_wide_products_finds_the_same(tmp_path: Path) -> None:
-    (tmp_path / "narrow.c").write_text(NARROW)
+@pytest.mark.parametrize("lanes", [1, 2, 4])
+def test_cpus_with_products_of_any_width_find_the_same(lanes: int, tmp_path: Path) -> None:
+    (tmp_path / "lanes.c").write_text(BY_LANES)
     header = Path(__file__).parents[3] / "proxy" / "plane"
-    flags = ("-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{header}", "-o", "narrow.so", "narrow.c")
+    flags = ("-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{header}", f"-DPOLYVAL_LANES={lanes}")
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # the sanitizers'
-    subprocess.run([shutil.which("gcc") or "cc", *flags], cwd=tmp_path, env=environment, check=True)
-    narrow = ctypes.CDLL(str(tmp_path / "narrow.so")).digest
-    narrow.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_char_p]
-    narrow.restype = None
-    text, wide = Random(3).randbytes(5000), TextPoint(POINT)
+    command = [shutil.which("gcc") or "cc", *flags, "-o", "lanes.so", "lanes.c"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    library = ctypes.CDLL(str(tmp_path / "lanes.so"))
+    if lanes > library.most():
+        pytest.skip("this CPU has no products so wide")
+    library.digest.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_char_p]
+    library.digest.restype = None
+    text, point = Random(3).randbytes(5000), TextPoint(POINT)
     for size in (*range(600), 4095, 4096, 5000):
         found = ctypes.create_string_buffer(16)
-        narrow(POINT, text, size, size * 2 // 3, found)
-        assert found.raw == wide.digest_of(text[:size]), size
+        library.digest(POINT, text, size, size * 2 // 3, found)
+        assert found.raw == point.digest_of(text[:size]), size
 
 
 @pytest.mark.parametrize("secret", [b"", b"x" * 15, b"x" * 17])

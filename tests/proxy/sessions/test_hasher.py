@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ppd.proxy import plane
 from ppd.proxy.errors import ConfigError
-from ppd.proxy.sessions.hasher import DIGEST_BYTES, KEY_BITS, PLACE_BYTES, USUAL_KEYS, Hasher, KnownUnits
+from ppd.proxy.sessions.hasher import DIGEST_BYTES, KEY_BITS, PLACE_BYTES, USUAL_KEYS, AskedLately, Hasher
 from ppd.proxy.sessions.prefix_chain import UnitHash
 from tests.support.requests import HASHER
 
@@ -76,7 +76,7 @@ def test_a_value_is_brought_into_form_once_and_known_by_what_it_comes_to() -> No
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=60), st.integers(2, 20))
 def test_what_was_asked_for_last_is_kept(steps: list[tuple[bool, int]], most: int) -> None:
     sizes = (1, 1, 1, 2, 2, 2, 1, 1, 2, 2)  # thousands of bytes that each takes
-    kept, newest = KnownUnits(most * 1000), list[int]()  # the last is the newest
+    kept, newest = AskedLately[bytes](most * 1000), list[int]()  # the last is the newest
     units = [bytes((number,)) * (size * 1000 - PLACE_BYTES) for number, size in enumerate(sizes)]
     for is_added, number in steps:
         found = kept.find(b"%d" % number)

@@ -1,0 +1,142 @@
+"""Beginnings of prompts that were read before: the next turn of a conversation is read from there on.
+
+Nearly all of a chat's body is what the turn before has sent. Lists that begin with the same bytes say the same there.
+So what was made of a beginning is kept. It is found by the keyed digest of the list's bytes up to a point before its
+end (`POINTS`), of which one pass over a body makes all, and known by the digest of the rest.
+
+A beginning ends between two messages, behind one that is no reply: no round of calls is open there. Nothing is kept of
+what its messages say. Where one of them is to be cut (`text_cuts`), all of the body is read.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from ... import plane
+from ...sessions.hasher import AskedLately
+from .messages import is_reply
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...sessions.hasher import Hasher
+    from ...sessions.prefix_chain import LongTexts
+
+_GRAIN = 8 * 1024
+_SHORTEST, _LONGEST = 32 * 1024, 1024 * 1024
+
+KNOWN_BYTES = 8 << 20
+"""Of beginnings. One of 100 messages takes 2 KB, so these are the last 4,000."""
+
+_OWN_BYTES = 330  # of a beginning without messages
+
+_PART_WEIGHS = 1  # of a list that is read in parts, beside its messages: what is around it, less some uncounted escapes
+
+LEFT_REPLIES = 3
+"""How many of a prompt's newest replies are in no beginning that is learned: some clients change their newest messages
+from turn to turn, as they move `cache_control`."""
+
+
+def _points() -> list[int]:
+    found = [_SHORTEST]
+    while found[-1] < _LONGEST:
+        found.append(found[-1] + max(1, found[-1] // (16 * _GRAIN)) * _GRAIN)
+    return found
+
+
+POINTS = _points()
+"""Bytes from a list's start on: every 8 KiB, and from 256 KiB on wherever it has grown by a sixteenth. To know less is
+not worth its while."""
+
+
+class Beginning(msgspec.Struct, frozen=True, gc=False):
+    """The first messages of a list, as they were read behind one head."""
+
+    end: int  # of its last message, in bytes from the list's start
+    weighs: int  # at least, as `plane.bones` weighs it
+    seed: int
+    mask: int  # of the head, in the keys
+    head_size: int  # bytes of the prompt before the messages, in the ends
+    calls: int  # so many are in it; -1: nor is any result
+    is_beside: bool  # the system's text is no message
+    system: tuple[int, int] | None  # key and size of the first message, if that is the system's and not among the units
+    keys: array[int]  # of units
+    ends: array[int]
+    letters: bytes  # for who says them
+    kinds: bytes  # of the newest units' texts
+    check: bytes = b""  # the digest of what is behind the last point in it
+
+    def __len__(self) -> int:
+        """Bytes that it takes."""
+        return _OWN_BYTES + 12 * len(self.keys) + len(self.letters) + len(self.kinds)
+
+
+class Begun:
+    """How one body's list begins: what is known of that, and, once it has been read, what is learned."""
+
+    __slots__ = ("cuts", "digests", "found", "known", "start")
+
+    def __init__(self, start: int, digests: list[bytes], known: Beginning | None = None) -> None:
+        """start: of the list in the body. digests: of what lies between there and each point."""
+        self.start = start
+        self.digests = digests
+        self.known = known
+        self.cuts: LongTexts | None = None  # the prompt's, where its beginning is known
+        self.found: Beginning | None = None  # without its check
+
+    def weighs_before(self, messages: Sequence[plane.PlainMessage | plane.FoundMessage], stop: int) -> int:
+        """What they weigh that come before the one at `stop`, and what is known before them."""
+        weighs = messages[stop - 1].weighs - _PART_WEIGHS
+        for one in messages[:stop]:
+            if isinstance(one, plane.FoundMessage) and one.unit is None:
+                weighs += plane.bones(one.raw)[2]
+        return weighs if self.known is None else self.known.weighs + weighs
+
+    def stop(self, messages: Sequence[plane.PlainMessage | plane.FoundMessage]) -> int:
+        """Which message comes first behind a beginning that is worth to be learned; 0: there is none."""
+        least = self.start + (POINTS[0] if self.known is None else self.known.end + _GRAIN)
+        if not messages or messages[-1].end < least:
+            return 0
+        stop, left = 0, LEFT_REPLIES
+        for at in range(len(messages) - 1, 0, -1):
+            if is_reply(messages[at]) and not is_reply(messages[at - 1]):
+                stop, left = at, left - 1
+                if not left:
+                    break
+        return stop if stop and messages[stop - 1].end >= least else 0
+
+
+class KnownBeginnings:
+    """Those of one endpoint's prompts, with one set of templates."""
+
+    def __init__(self) -> None:
+        self._kept = AskedLately[Beginning](KNOWN_BYTES)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def of(self, hasher: Hasher, tenant: str, body: bytes, start: int) -> Begun | None:
+        """start: of the list. None where the body is short, or no digests are made."""
+        digests = [] if hasher.point is None else hasher.point.digests_of(body, start, POINTS)
+        if not digests:
+            return None
+        name, view = tenant.encode(), memoryview(body)[start:]
+        for point in reversed(range(len(digests))):
+            known = self._kept.find(digests[point] + name)
+            if known is not None and hasher.digest(view[POINTS[point] : known.end]) == known.check:
+                return Begun(start, digests, known)
+        return Begun(start, digests)
+
+    def learn(self, hasher: Hasher, tenant: str, body: bytes, begun: Begun) -> None:
+        """What the reader has found."""
+        found = begun.found
+        if found is None:
+            return
+        point = bisect_right(POINTS, found.end) - 1
+        check = hasher.digest(memoryview(body)[begun.start + POINTS[point] : begun.start + found.end])
+        self._kept.add(begun.digests[point] + tenant.encode(), replace(found, check=check))

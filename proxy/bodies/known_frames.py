@@ -133,7 +133,7 @@ class KnownFrames:
                 request = self._read(body, headers, rules, before, start, begun, most, depth_limit)
                 if request is not None:
                     return request
-            begun = Begun(start, begun.digests)
+            begun.known = begun.found = None
         return self._read(body, headers, rules, before, start, begun, most, depth_limit)
 
     def _read(

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from ... import plane
 from ...sessions.hasher import AskedLately
-from .messages import is_reply
+from .messages import FOUND_MESSAGE, is_reply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,16 +30,23 @@ if TYPE_CHECKING:
 _GRAIN = 8 * 1024
 _SHORTEST, _LONGEST = 32 * 1024, 1024 * 1024
 
+WORTH_BYTES = 24 * 1024
+"""By so much a beginning must be longer than the one that is known: to learn it takes as long as to read some 20 KB."""
+
 KNOWN_BYTES = 8 << 20
 """Of beginnings. One of 100 messages takes 2 KB, so these are the last 4,000."""
 
+MOST_SEEN = 32_768
+
 _OWN_BYTES = 330  # of a beginning without messages
 
-_PART_WEIGHS = 1  # of a list that is read in parts, beside its messages: what is around it, less some uncounted escapes
+_PART_WEIGHS = 1  # of a list that is read in parts, beside its messages: what is around it, less uncounted escapes
 
-LEFT_REPLIES = 3
-"""How many of a prompt's newest replies are in no beginning that is learned: some clients change their newest messages
-from turn to turn, as they move `cache_control`."""
+LEFT_REPLIES, LEFT_BYTES = 3, 16 * 1024
+"""So many of a prompt's newest replies, or so much of its list, are in no beginning that is learned: some clients change
+their newest messages from turn to turn, as they move `cache_control`. If those are long, an older beginning is found."""
+
+_LOOKED_AT = 256  # newest messages, for the place where a beginning ends
 
 
 def _points() -> list[int]:
@@ -79,34 +86,33 @@ class Beginning(msgspec.Struct, frozen=True, gc=False):
 class Begun:
     """How one body's list begins: what is known of that, and, once it has been read, what is learned."""
 
-    __slots__ = ("cuts", "digests", "found", "known", "start")
+    __slots__ = ("cuts", "digests", "found", "known", "seen", "start")
 
-    def __init__(self, start: int, digests: list[bytes], known: Beginning | None = None) -> None:
-        """start: of the list in the body. digests: of what lies between there and each point."""
+    def __init__(self, start: int, seen: int) -> None:
+        """start: of the list in the body. seen: names what is before the first point."""
         self.start = start
-        self.digests = digests
-        self.known = known
+        self.seen = seen
+        self.digests: list[bytes] = []  # of what lies between there and each point, where something may be known
+        self.known: Beginning | None = None
         self.cuts: LongTexts | None = None  # the prompt's, where its beginning is known
         self.found: Beginning | None = None  # without its check
 
     def weighs_before(self, messages: Sequence[plane.PlainMessage | plane.FoundMessage], stop: int) -> int:
         """What they weigh that come before the one at `stop`, and what is known before them."""
-        weighs = messages[stop - 1].weighs - _PART_WEIGHS
-        for one in messages[:stop]:
-            if isinstance(one, plane.FoundMessage) and one.unit is None:
-                weighs += plane.bones(one.raw)[2]
+        others = [one for one in messages[:stop] if type(one) is FOUND_MESSAGE and one.unit is None]
+        weighs = messages[stop - 1].weighs - _PART_WEIGHS + sum(plane.bones(one.raw)[2] for one in others)
         return weighs if self.known is None else self.known.weighs + weighs
 
     def stop(self, messages: Sequence[plane.PlainMessage | plane.FoundMessage]) -> int:
         """Which message comes first behind a beginning that is worth to be learned; 0: there is none."""
-        least = self.start + (POINTS[0] if self.known is None else self.known.end + _GRAIN)
+        least = self.start + (POINTS[0] if self.known is None else self.known.end + WORTH_BYTES)
         if not messages or messages[-1].end < least:
             return 0
         stop, left = 0, LEFT_REPLIES
-        for at in range(len(messages) - 1, 0, -1):
+        for at in range(len(messages) - 1, max(0, len(messages) - _LOOKED_AT), -1):
             if is_reply(messages[at]) and not is_reply(messages[at - 1]):
                 stop, left = at, left - 1
-                if not left:
+                if not left or messages[-1].end - messages[at - 1].end > LEFT_BYTES:
                     break
         return stop if stop and messages[stop - 1].end >= least else 0
 
@@ -116,27 +122,42 @@ class KnownBeginnings:
 
     def __init__(self) -> None:
         self._kept = AskedLately[Beginning](KNOWN_BYTES)
+        # By the hash of what is before the first point: whether more of it is known. What comes once is not learned.
+        self._seen: dict[int, bool] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def of(self, hasher: Hasher, tenant: str, body: bytes, start: int) -> Begun | None:
-        """start: of the list. None where the body is short, or no digests are made."""
-        digests = [] if hasher.point is None else hasher.point.digests_of(body, start, POINTS)
-        if not digests:
+        """start: of the list. None where the body is short or comes once, or no digests are made."""
+        name, point = tenant.encode(), hasher.point
+        first = [] if point is None else point.digests_of(body, start, POINTS[:1])
+        if point is None or not first:
             return None
-        name, view = tenant.encode(), memoryview(body)[start:]
-        for point in reversed(range(len(digests))):
-            known = self._kept.find(digests[point] + name)
-            if known is not None and hasher.digest(view[POINTS[point] : known.end]) == known.check:
-                return Begun(start, digests, known)
-        return Begun(start, digests)
+        seen = hash(first[0] + name)
+        is_known = self._seen.get(seen)
+        if is_known is None:
+            if len(self._seen) >= MOST_SEEN:
+                self._seen.clear()
+            self._seen[seen] = False
+            return None
+        begun = Begun(start, seen)
+        if is_known:
+            begun.digests, view = point.digests_of(body, start, POINTS), memoryview(body)[start:]
+            for digest, at in zip(reversed(begun.digests), reversed(POINTS[: len(begun.digests)]), strict=True):
+                known = self._kept.find(digest + name)
+                if known is not None and hasher.digest(view[at : known.end]) == known.check:
+                    begun.known = known
+                    break
+        return begun
 
     def learn(self, hasher: Hasher, tenant: str, body: bytes, begun: Begun) -> None:
         """What the reader has found."""
-        found = begun.found
-        if found is None:
+        found, point = begun.found, hasher.point
+        if found is None or point is None:
             return
-        point = bisect_right(POINTS, found.end) - 1
-        check = hasher.digest(memoryview(body)[begun.start + POINTS[point] : begun.start + found.end])
-        self._kept.add(begun.digests[point] + tenant.encode(), replace(found, check=check))
+        at = bisect_right(POINTS, found.end) - 1
+        digest = begun.digests[at] if begun.digests else point.digests_of(body, begun.start, [POINTS[at]])[0]
+        check = hasher.digest(memoryview(body)[begun.start + POINTS[at] : begun.start + found.end])
+        self._kept.add(digest + tenant.encode(), replace(found, check=check))
+        self._seen[begun.seen] = True

@@ -41,7 +41,7 @@ def short_points(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [100, 250, *range(400, 20_000, 300)]
     monkeypatch.setattr(beginnings, "POINTS", points)
     monkeypatch.setattr(known_frames, "POINTS", points)
-    monkeypatch.setattr(beginnings, "_GRAIN", 50)
+    monkeypatch.setattr(beginnings, "WORTH_BYTES", 50)
 
 
 def body(endpoint: Endpoint, said: list[Any], model: str = "m", **members: Any) -> bytes:
@@ -202,14 +202,13 @@ def test_a_client_that_moves_its_cache_control_finds_its_beginning() -> None:
 
 def test_another_tenants_beginning_is_not_found() -> None:
     reading, data = Reading(CHAT), body(CHAT, agents(9))
-    for _ in range(2):
+    for _ in range(3):
         reading.read(data)
-    assert reading.known[-1] is not None
+    assert [one is None for one in reading.known] == [True, True, False], "what comes once is not learned"
     other = replace(reading.rules, tenant="u")
-    reading.read(data, other)
-    assert reading.known[-1] is None
-    reading.read(data, other)
-    assert reading.known[-1] is not None
+    for _ in range(3):
+        reading.read(data, other)
+    assert [one is None for one in reading.known[-4:]] == [True, True, False, False]
 
 
 @pytest.mark.parametrize("salt", ["a", "b"])
@@ -259,7 +258,7 @@ def test_a_result_of_a_call_that_was_not_read_again_has_its_place() -> None:
 
 def test_cuts_of_a_beginning_are_made_when_they_are_asked_for() -> None:
     reading, long = Reading(CHAT), [user("It says: " * 1000), *agents(9)]
-    for _ in range(2):
+    for _ in range(3):
         found = reading.read(body(CHAT, long))
     assert found is not None and isinstance(late := found.prompt.chain.long_texts, LateCuts)
     assert late.known, "they were compared"
@@ -272,7 +271,7 @@ def test_cuts_of_a_beginning_are_made_when_they_are_asked_for() -> None:
 def test_a_body_whose_list_ends_with_a_beginning_is_read() -> None:
     """And one that goes on otherwise behind it, be it JSON or not."""
     reading, said = Reading(CHAT), agents(9)
-    for _ in range(2):
+    for _ in range(3):
         reading.read(body(CHAT, said))
     known = reading.known[-1]
     assert known is not None
@@ -298,7 +297,7 @@ def test_a_beginning_takes_what_it_counts() -> None:
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        for one in data:
+        for one in (*data, *data):
             assert frames.request(one, {}, rules) is not None
         took = tracemalloc.get_traced_memory()[0] - before
     finally:
@@ -311,3 +310,10 @@ def test_a_beginning_takes_what_it_counts() -> None:
 def test_points_rise_to_the_longest_body() -> None:
     assert all(one < other <= one + max(8192, one // 15) for one, other in pairwise(POINTS))
     assert POINTS[0] == 32 * 1024 and POINTS[-2] < 1 << 20 <= POINTS[-1]
+
+
+def test_a_chat_without_replies_has_no_beginning() -> None:
+    reading, data = Reading(CHAT), body(CHAT, [user(f"{at} and so on") for at in range(900)])
+    for _ in range(3):
+        assert reading.read(data) is not None
+    assert reading.known == [None] * 3 and not len(reading.frames._beginnings)

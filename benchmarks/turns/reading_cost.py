@@ -2,10 +2,11 @@
 
     python -m benchmarks.turns.reading_cost
 
-Each body is read again and again, with another newest call and result, or newest text: as a client's next turn is,
-whose frame and older messages are known. Plain chats have 20 long messages, as in `benchmarks.overhead`. Agents' have
-20 tools, and calls with results that are program code: in OpenAI's form, in Anthropic's, and as items of Responses, as
-Codex sends them.
+Each body is read again and again, so all but what is new in a turn is known, as of a client's later turns. Plain chats
+have 20 long messages, as in `benchmarks.overhead`. Agents' have 20 tools, and calls with results that are program code:
+in OpenAI's form, in Anthropic's, and as items of Responses, as Codex sends them.
+
+Then conversations that grow: each turn is read once, with all before it, as it comes from a client.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from itertools import pairwise, takewhile
 from random import Random
+from typing import Any
 
 import click
 import msgspec
 
 from ppd.offline.experiment.statistics import percentile
 from ppd.proxy.admission.keys import Client
+from ppd.proxy.bodies.shared_bytes import LARGE_BYTES
 from ppd.proxy.openai.request import Endpoint
 
 from ..overhead.bodies import MODEL as MOCK
@@ -28,8 +32,8 @@ from ..small.decision_cost import show_table, tool
 from ..small.proxy_here import MODEL, bench
 
 CALLS = (5, 30, 60, 100)
+MOST_TURNS = 100  # of a conversation that grows
 SIZES = (2_000, 130_000, 600_000)
-_NEWEST = b"the newest one"  # is replaced in each reading
 _CODE_LINE = '    def step_{at}(self, x): return x[{at}] + "{number:x}"  # and so on'
 
 
@@ -38,29 +42,19 @@ def code(random: Random, size: int) -> str:
     return "\n".join(lines)
 
 
-def why(random: Random, at: int, calls: int) -> str:
-    return code(random, 120) if at < calls - 1 else _NEWEST.decode()
-
-
-def found(random: Random, at: int, calls: int) -> str:
-    return code(random, 3000) + _NEWEST.decode() * (at == calls - 1)
-
-
 def plain(size: int) -> bytes:
     turns = follow_ups(ChatShape(turns=3, opening_bytes=size, message_bytes=max(1000, size // 20)))
-    body = turns.splitlines()[1].replace(f'"{MOCK}"'.encode(), f'"{MODEL}"'.encode())
-    before, end, after = body.rpartition(b'"}]')
-    return b"".join((before, _NEWEST, end, after))
+    return turns.splitlines()[1].replace(f'"{MOCK}"'.encode(), f'"{MODEL}"'.encode())
 
 
 def agents(calls: int) -> bytes:
     random, messages = Random(calls), list[object]()
     messages.append({"role": "user", "content": "Find what is wrong, and mend it."})
     for at in range(calls):
-        arguments = msgspec.json.encode({"command": f"sed -n 1,{at}p file.py", "why": why(random, at, calls)}).decode()
+        arguments = msgspec.json.encode({"command": f"sed -n 1,{at}p file.py", "why": code(random, 120)}).decode()
         call = {"id": f"call_{at}", "type": "function", "function": {"name": "search_1", "arguments": arguments}}
         messages.append({"role": "assistant", "content": "I look.", "tool_calls": [call]})
-        messages.append({"role": "tool", "tool_call_id": f"call_{at}", "content": found(random, at, calls)})
+        messages.append({"role": "tool", "tool_call_id": f"call_{at}", "content": code(random, 3000)})
     return msgspec.json.encode({"model": MODEL, "messages": messages, "tools": [tool(at) for at in range(20)]})
 
 
@@ -68,9 +62,9 @@ def claudes(calls: int) -> bytes:
     random, messages = Random(calls), list[object]()
     messages.append({"role": "user", "content": [{"type": "text", "text": "Find what is wrong, and mend it."}]})
     for at in range(calls):
-        given = {"command": f"sed -n 1,{at}p file.py", "why": why(random, at, calls)}
+        given = {"command": f"sed -n 1,{at}p file.py", "why": code(random, 120)}
         use = {"type": "tool_use", "id": f"toolu_{at}", "name": "search_1", "input": given}
-        result = {"type": "tool_result", "tool_use_id": f"toolu_{at}", "content": found(random, at, calls)}
+        result = {"type": "tool_result", "tool_use_id": f"toolu_{at}", "content": code(random, 3000)}
         messages.append({"role": "assistant", "content": [{"type": "text", "text": "I look."}, use]})
         messages.append({"role": "user", "content": [result]})
     tools = [
@@ -83,10 +77,10 @@ def codexes(calls: int) -> bytes:
     random, items = Random(calls), list[object]()
     items.append({"type": "message", "role": "user", "content": [{"type": "input_text", "text": code(random, 6000)}]})
     for at in range(calls):
-        arguments = msgspec.json.encode({"command": ["sed", "-n", f"1,{at}p"], "why": why(random, at, calls)}).decode()
+        arguments = msgspec.json.encode({"command": ["sed", "-n", f"1,{at}p"], "why": code(random, 120)}).decode()
         items.append({"type": "reasoning", "summary": [], "encrypted_content": f"{random.getrandbits(4000):x}"})
         call = {"type": "function_call", "name": "search_1", "arguments": arguments, "call_id": f"call_{at}"}
-        result = {"type": "function_call_output", "call_id": f"call_{at}", "output": found(random, at, calls)}
+        result = {"type": "function_call_output", "call_id": f"call_{at}", "output": code(random, 3000)}
         items += [call, result]
     tools = [
         {"type": "function", "name": f"search_{at}", "parameters": {"type": "object"}, "description": "x " * 200}
@@ -109,17 +103,54 @@ def bodies() -> Iterator[tuple[str, Endpoint, bytes]]:
 async def measure(rounds: int) -> list[tuple[str, Endpoint, int, int, list[float]]]:
     """By body: its name, endpoint, bytes and units, and the us of each reading after the first three."""
     one, client = bench(0), Client(name="", tenant="t")
-    rows = list[tuple[str, Endpoint, int, int, list[float]]]()
+    found = list[tuple[str, Endpoint, int, int, list[float]]]()
     try:
         for name, endpoint, body in bodies():
             times_us, units = list[float](), 0
-            for at in range(rounds + 3):
-                turn = body.replace(_NEWEST, b"%14d" % at)
+            for _ in range(rounds + 3):
                 started_ns = time.perf_counter_ns()
-                request = await one.proxy.bodies.turn(endpoint, {}, client, turn)
+                request = await one.proxy.bodies.turn(endpoint, {}, client, body)
                 times_us.append((time.perf_counter_ns() - started_ns) / 1000)
                 units = len(request.prompt.chain.keys)
-            rows.append((name, endpoint, len(body), units, times_us[3:]))
+            found.append((name, endpoint, len(body), units, times_us[3:]))
+    finally:
+        one.proxy.listener.close()
+    return found
+
+
+def conversations() -> Iterator[tuple[str, Endpoint, list[bytes]]]:
+    """The bodies of each, turn by turn, up to the size at which the helper process reads them."""
+    for size in (3_000, 28_000):
+        random = Random(size)
+        texts = (code(random, size) for _ in range(2 * MOST_TURNS))
+        said = [{"role": "assistant" if at % 2 else "user", "content": text} for at, text in enumerate(texts)]
+        yield f"plain, {size // 1000} KB a message", Endpoint.CHAT, _turns(agents(0), "messages", said, 2)
+    for endpoint, whole, member, step in (
+        (Endpoint.CHAT, agents(MOST_TURNS), "messages", 2),
+        (Endpoint.MESSAGES, claudes(MOST_TURNS), "messages", 2),
+        (Endpoint.RESPONSES, codexes(MOST_TURNS), "input", 3),
+    ):
+        yield "calls", endpoint, _turns(whole, member, msgspec.json.decode(whole)[member], step)
+
+
+def _turns(body: bytes, member: str, said: list[Any], step: int) -> list[bytes]:
+    members = msgspec.json.decode(body)
+    turns = (msgspec.json.encode({**members, member: said[:end]}) for end in range(1, len(said) + 1, step))
+    return list(takewhile(lambda turn: len(turn) <= LARGE_BYTES, turns))
+
+
+async def measure_growing() -> list[tuple[str, Endpoint, list[int], list[float]]]:
+    """By conversation: its name, endpoint, and of each turn the bytes and the us."""
+    one, client = bench(0), Client(name="", tenant="t")
+    rows = list[tuple[str, Endpoint, list[int], list[float]]]()
+    try:
+        for name, endpoint, turns in conversations():
+            times_us = list[float]()
+            for body in turns:
+                started_ns = time.perf_counter_ns()
+                await one.proxy.bodies.turn(endpoint, {}, client, body)
+                times_us.append((time.perf_counter_ns() - started_ns) / 1000)
+            rows.append((name, endpoint, [len(body) for body in turns], times_us))
     finally:
         one.proxy.listener.close()
     return rows
@@ -133,6 +164,15 @@ def main(rounds: int) -> None:
         for name, endpoint, size, units, us in asyncio.run(measure(rounds))
     ]
     show_table(["chat", "endpoint", "bytes", "units", "us, median / p99"], rows)
+    click.echo()
+    rows = []
+    for name, endpoint, sizes, us in asyncio.run(measure_growing()):
+        ends = [len(us) * at // 4 for at in range(5)]
+        cells = [
+            f"{sizes[(one + end) // 2] // 1000} KB: {percentile(us[one:end], 0.5):.0f}" for one, end in pairwise(ends)
+        ]
+        rows.append([name, str(endpoint), str(len(us)), *cells])
+    show_table(["conversation", "endpoint", "turns", *(f"quarter {at}, median us" for at in range(1, 5))], rows)
 
 
 if __name__ == "__main__":

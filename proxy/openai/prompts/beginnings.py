@@ -43,8 +43,8 @@ _OWN_BYTES = 330  # of a beginning without messages
 _PART_WEIGHS = 1  # of a list that is read in parts, beside its messages: what is around it, less uncounted escapes
 
 LEFT_REPLIES, LEFT_BYTES = 3, 16 * 1024
-"""So many of a prompt's newest replies, or so much of its list, are in no beginning that is learned: some clients change
-their newest messages from turn to turn, as they move `cache_control`. If those are long, an older beginning is found."""
+"""So many of a prompt's newest replies, or so much of its list, are in no beginning that is learned: some clients
+change their newest messages from turn to turn, as they move `cache_control`. Behind long ones an older one is found."""
 
 _LOOKED_AT = 256  # newest messages, for the place where a beginning ends
 

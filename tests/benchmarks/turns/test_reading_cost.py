@@ -6,7 +6,17 @@ import msgspec
 import pytest
 
 from benchmarks.small.proxy_here import bench
-from benchmarks.turns.reading_cost import CALLS, agents, bodies, claudes, measure, plain
+from benchmarks.turns import reading_cost
+from benchmarks.turns.reading_cost import (
+    CALLS,
+    agents,
+    bodies,
+    claudes,
+    conversations,
+    measure,
+    measure_growing,
+    plain,
+)
 from ppd.proxy import plane
 from ppd.proxy.admission.keys import Client
 from ppd.proxy.openai.request import Endpoint
@@ -26,6 +36,19 @@ def test_plain_chats_are_as_long_as_they_say() -> None:
     for size in (2_000, 130_000, 600_000):
         assert size < len(plain(size)) < size * 1.5
     assert len(msgspec.json.decode(agents(3))["messages"]) == len(msgspec.json.decode(claudes(3))["messages"]) == 7
+
+
+async def test_conversations_grow_by_a_turn_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading_cost, "MOST_TURNS", 5)
+    conversed = {(name, endpoint): turns for name, endpoint, turns in conversations()}
+    for (name, endpoint), turns in conversed.items():
+        member = "input" if endpoint is Endpoint.RESPONSES else "messages"
+        lengths = [len(msgspec.json.decode(body)[member]) for body in turns]
+        step = 3 if endpoint is Endpoint.RESPONSES else 2
+        assert lengths == [*range(1, step * (5 if name.startswith("plain") else 6), step)]
+    rows = await measure_growing()
+    assert [(name, endpoint) for name, endpoint, *_ in rows] == [*conversed]
+    assert all([len(body) for body in conversed[name, endpoint]] == sizes for name, endpoint, sizes, _ in rows)
 
 
 @pytest.mark.skipif(not plane.IS_BUILT, reason="compiled code finds the frames")

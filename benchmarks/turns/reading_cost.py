@@ -2,20 +2,24 @@
 
     python -m benchmarks.turns.reading_cost
 
-Each body is read again and again, so all but what is new in a turn is known, as of a client's later turns. Plain chats
-have 20 long messages, as in `benchmarks.overhead`. Agents' have 20 tools, and calls with results that are program code:
-in OpenAI's form, in Anthropic's, and as items of Responses, as Codex sends them.
+Each body is read again and again, so all of it is known, as nearly all is of a client's later turns. Plain chats have 20
+long messages, as in `benchmarks.overhead`. Agents' have 20 tools, and calls with results that are program code: in
+OpenAI's form, in Anthropic's, and as items of Responses, as Codex sends them.
 
-Then conversations that grow: each turn is read once, with all before it, as it comes from a client.
+Then conversations that grow: each turn is read once, with all before it, as it comes from a client; as a whole, and
+from where what is known of its beginning ends, in turn.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise, takewhile
 from random import Random
+from statistics import mean
 from typing import Any
 
 import click
@@ -24,6 +28,7 @@ import msgspec
 from ppd.offline.experiment.statistics import percentile
 from ppd.proxy.admission.keys import Client
 from ppd.proxy.bodies.shared_bytes import LARGE_BYTES
+from ppd.proxy.openai.prompts.beginnings import KnownBeginnings
 from ppd.proxy.openai.request import Endpoint
 
 from ..overhead.bodies import MODEL as MOCK
@@ -139,26 +144,46 @@ def _turns(body: bytes, member: str, said: list[Any], step: int) -> list[bytes]:
     return list(takewhile(lambda turn: len(turn) <= LARGE_BYTES, turns))
 
 
-async def measure_growing() -> list[tuple[str, Endpoint, list[int], list[float]]]:
-    """By conversation: its name, endpoint, and of each turn the bytes and the us."""
-    one, client = bench(0), Client(name="", tenant="t")
-    rows = list[tuple[str, Endpoint, list[int], list[float]]]()
+async def measure_growing(repetitions: int) -> list[tuple[str, Endpoint, list[int], dict[bool, list[float]]]]:
+    """By conversation: its name, endpoint, and of each turn the bytes and the us, read as a whole and from where its
+    beginning ends; medians of several proxies in turn."""
+    rows = list[tuple[str, Endpoint, list[int], dict[bool, list[float]]]]()
+    for name, endpoint, turns in conversations():
+        times: dict[bool, list[list[float]]] = {False: [], True: []}
+        for has_beginnings in (False, True) * repetitions:
+            with beginnings(has_beginnings):
+                times[has_beginnings].append(await _read_all(endpoint, turns))
+        us = {way: [percentile(each, 0.5) for each in zip(*found, strict=True)] for way, found in times.items()}
+        rows.append((name, endpoint, [len(body) for body in turns], us))
+    return rows
+
+
+@contextmanager
+def beginnings(are_known: bool) -> Iterator[None]:
+    least = KnownBeginnings.least_bytes
     try:
-        for name, endpoint, turns in conversations():
-            times_us = list[float]()
-            for body in turns:
-                started_ns = time.perf_counter_ns()
-                await one.proxy.bodies.turn(endpoint, {}, client, body)
-                times_us.append((time.perf_counter_ns() - started_ns) / 1000)
-            rows.append((name, endpoint, [len(body) for body in turns], times_us))
+        KnownBeginnings.least_bytes = least if are_known else sys.maxsize
+        yield
+    finally:
+        KnownBeginnings.least_bytes = least
+
+
+async def _read_all(endpoint: Endpoint, turns: list[bytes]) -> list[float]:
+    one, client, times_us = bench(0), Client(name="", tenant="t"), list[float]()
+    try:
+        for body in turns:
+            started_ns = time.perf_counter_ns()
+            await one.proxy.bodies.turn(endpoint, {}, client, body)
+            times_us.append((time.perf_counter_ns() - started_ns) / 1000)
     finally:
         one.proxy.listener.close()
-    return rows
+    return times_us
 
 
 @click.command(help=__doc__)
 @click.option("--rounds", default=100, show_default=True, help="Readings of each body.")
-def main(rounds: int) -> None:
+@click.option("--repetitions", default=5, show_default=True, help="Readings of each conversation.")
+def main(rounds: int, repetitions: int) -> None:
     rows = [
         [name, str(endpoint), f"{size:,}", str(units), f"{percentile(us, 0.5):.0f} / {percentile(us, 0.99):.0f}"]
         for name, endpoint, size, units, us in asyncio.run(measure(rounds))
@@ -166,13 +191,17 @@ def main(rounds: int) -> None:
     show_table(["chat", "endpoint", "bytes", "units", "us, median / p99"], rows)
     click.echo()
     rows = []
-    for name, endpoint, sizes, us in asyncio.run(measure_growing()):
-        ends = [len(us) * at // 4 for at in range(5)]
+    for name, endpoint, sizes, us in asyncio.run(measure_growing(repetitions)):
+        ends = [len(sizes) * at // 4 for at in range(5)]
         cells = [
-            f"{sizes[(one + end) // 2] // 1000} KB: {percentile(us[one:end], 0.5):.0f}" for one, end in pairwise(ends)
+            f"{sizes[(one + end) // 2] // 1000} KB: {mean(us[False][one:end]):.0f} / {mean(us[True][one:end]):.0f}"
+            for one, end in pairwise(ends)
         ]
-        rows.append([name, str(endpoint), str(len(us)), *cells])
-    show_table(["conversation", "endpoint", "turns", *(f"quarter {at}, median us" for at in range(1, 5))], rows)
+        rows.append([name, str(endpoint), str(len(sizes)), *cells])
+    quarters = (
+        f"{which} quarter, us a turn read whole / from its beginning" for which in ("first", "2nd", "3rd", "last")
+    )
+    show_table(["conversation", "endpoint", "turns", *quarters], rows)
 
 
 if __name__ == "__main__":

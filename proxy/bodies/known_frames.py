@@ -20,7 +20,7 @@ from .. import plane
 from ..config import SessionKey
 from ..errors import UNREADABLE, RequestError
 from ..openai.body_members import SHORT_BYTES, Fields, Members, Places
-from ..openai.prompts.beginnings import POINTS, Begun, KnownBeginnings
+from ..openai.prompts.beginnings import Begun, KnownBeginnings
 from ..openai.prompts.messages import decode_others
 from ..openai.prompts.reader import PromptReader
 from ..openai.request import (
@@ -125,7 +125,7 @@ class KnownFrames:
         if before not in self._starts:
             return None
         begun = None
-        if len(body) - start >= POINTS[0]:
+        if len(body) - start >= self._beginnings.least_bytes:
             begun = self._beginnings.of(rules.hasher, rules.tenant, body, start)
         if begun is not None and begun.known is not None:
             begun.cuts = LateCuts(lambda: self._cuts(body, headers, rules, before, start))

@@ -120,6 +120,8 @@ class Begun:
 class KnownBeginnings:
     """Those of one endpoint's prompts, with one set of templates."""
 
+    least_bytes = POINTS[0]  # of a list that is worth to be asked for
+
     def __init__(self) -> None:
         self._kept = AskedLately[Beginning](KNOWN_BYTES)
         # By the hash of what is before the first point: whether more of it is known. What comes once is not learned.

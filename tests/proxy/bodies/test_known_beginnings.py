@@ -13,7 +13,6 @@ import pytest
 from msgspec.structs import replace
 
 from ppd.proxy import plane
-from ppd.proxy.bodies import known_frames
 from ppd.proxy.bodies.known_frames import KnownFrames
 from ppd.proxy.errors import RequestError
 from ppd.proxy.openai.prompts import beginnings
@@ -40,7 +39,7 @@ def short_points(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that short chats have beginnings."""
     points = [100, 250, *range(400, 20_000, 300)]
     monkeypatch.setattr(beginnings, "POINTS", points)
-    monkeypatch.setattr(known_frames, "POINTS", points)
+    monkeypatch.setattr(KnownBeginnings, "least_bytes", points[0])
     monkeypatch.setattr(beginnings, "WORTH_BYTES", 50)
 
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.turns.reading_cost
 
-Each body is read again and again, so all of it is known, as nearly all is of a client's later turns. Plain chats have 20
-long messages, as in `benchmarks.overhead`. Agents' have 20 tools, and calls with results that are program code: in
+Each body is read again and again, so all of it is known, as nearly all is of a client's later turns. Plain chats have
+20 long messages, as in `benchmarks.overhead`. Agents' have 20 tools, and calls with results that are program code: in
 OpenAI's form, in Anthropic's, and as items of Responses, as Codex sends them.
 
 Then conversations that grow: each turn is read once, with all before it, as it comes from a client; as a whole, and

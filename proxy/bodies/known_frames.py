@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -127,14 +128,15 @@ class KnownFrames:
         begun = None
         if len(body) - start >= self._beginnings.least_bytes:
             begun = self._beginnings.of(rules.hasher, rules.tenant, body, start)
+        read = partial(self._read, body, headers, rules, before, start)
         if begun is not None and begun.known is not None:
-            begun.cuts = LateCuts(lambda: self._cuts(body, headers, rules, before, start))
+            begun.cuts = LateCuts(partial(_cuts, read))
             with suppress(PartNotRead):
-                request = self._read(body, headers, rules, before, start, begun, most, depth_limit)
+                request = read(begun, most, depth_limit)
                 if request is not None:
                     return request
             begun.known = begun.found = None
-        return self._read(body, headers, rules, before, start, begun, most, depth_limit)
+        return read(begun, most, depth_limit)
 
     def _read(
         self,
@@ -182,13 +184,6 @@ class KnownFrames:
             has_media=reader.content.has_media,
         )
 
-    def _cuts(
-        self, body: bytes, headers: Mapping[str, str], rules: ReadingRules, before: bytes, start: int
-    ) -> LongTexts | None:
-        """Of a prompt whose beginning was known."""
-        request = self._read(body, headers, rules, before, start, None, sys.maxsize, sys.maxsize)
-        return None if request is None else request.prompt.chain.long_texts
-
     def _forget(self) -> None:
         self._known.clear()
         self._starts.clear()
@@ -234,6 +229,12 @@ class KnownFrames:
         weighs = plane.bones(b"0".join((body[:start], body[end:])))[2]
         self._starts.add(name[2])
         self._known[name] = _Frame(known, scope, head, tuple(members), values, end, weighs)
+
+
+def _cuts(read: Callable[[Begun | None, int, int], Request | None]) -> LongTexts | None:
+    """Of a prompt whose beginning was known."""
+    request = read(None, sys.maxsize, sys.maxsize)
+    return None if request is None else request.prompt.chain.long_texts
 
 
 def _decoded(messages: list[Any], others: list[int], most: int, depth_limit: int) -> bool:

@@ -127,7 +127,7 @@ class KnownFrames:
             return None
         begun = None
         if len(body) - start >= self._beginnings.least_bytes:
-            begun = self._beginnings.of(rules.hasher, rules.tenant, body, start)
+            begun = self._beginnings.of(rules.hasher, rules.tenant, before, body, start)
         read = partial(self._read, body, headers, rules, before, start)
         if begun is not None and begun.known is not None:
             begun.cuts = LateCuts(partial(_cuts, read))
@@ -135,7 +135,7 @@ class KnownFrames:
                 request = read(begun, most, depth_limit)
                 if request is not None:
                     return request
-            begun.known = begun.found = None
+            begun = begun.anew()
         return read(begun, most, depth_limit)
 
     def _read(
@@ -152,10 +152,10 @@ class KnownFrames:
         """start: of the messages. before: the digest of what is before them."""
         hasher, beginning = rules.hasher, None if begun is None else begun.known
         find, are_items = hasher.known_units.find, self._endpoint is Endpoint.RESPONSES
-        at = start
+        at, is_rest = start, beginning is not None
         if beginning is not None:
             at, most = start + beginning.end, most - beginning.weighs
-        found = plane.messages_at(body, at, most, hasher.point, find, are_items=are_items)
+        found = plane.messages_at(body, at, most, hasher.point, find, are_items=are_items, is_rest=is_rest)
         if found is None:
             return None
         messages, others, end, weighs = found
@@ -163,18 +163,20 @@ class KnownFrames:
         frame = self._known.get((rules.tenant, rules.salted, before, behind))
         if frame is None or (room := most - weighs - frame.weighs) < 0:
             return None
-        if others and not _decoded(messages, others, room, depth_limit):
+        others_weigh = _decoded(messages, others, room, depth_limit) if others else 0
+        if others_weigh is None:
             return None
         known, fields = frame.request, frame.fields_in(body, start, end, self._member)
         reader = PromptReader(hasher, known.template)
-        reader.begun = begun
+        if begun is not None:
+            reader.begun, begun.weighs = begun, weighs + others_weigh
         try:
             chain = chain_of(self._endpoint, fields, reader, frame.head, messages)
             name = session_name(headers, fields, read_short, NAMES.get(self._endpoint))
         except (RequestError, *UNREADABLE):
             return None
         if begun is not None:
-            self._beginnings.learn(hasher, rules.tenant, body, begun)
+            self._beginnings.learn(hasher, body, begun)
         label = label_of(hasher, frame.scope, name) if name else None
         return replace(
             known,
@@ -232,17 +234,17 @@ class KnownFrames:
 
 
 def _cuts(read: Callable[[Begun | None, int, int], Request | None]) -> LongTexts | None:
-    """Of a prompt whose beginning was known."""
+    """Of a prompt whose beginning was known; None also where its frame has been forgotten meanwhile."""
     request = read(None, sys.maxsize, sys.maxsize)
     return None if request is None else request.prompt.chain.long_texts
 
 
-def _decoded(messages: list[Any], others: list[int], most: int, depth_limit: int) -> bool:
-    """Decodes the messages at those places of the list, unless there is too much in them."""
+def _decoded(messages: list[Any], others: list[int], most: int, depth_limit: int) -> int | None:
+    """What the messages at those places of the list weigh, which are decoded; None: there is too much in them."""
     weight = 0
     for at in others:
         depth, _, weighs = plane.bones(messages[at].raw)
         weight += weighs
         if depth > depth_limit - _MESSAGE_DEPTH:
-            return False
-    return weight <= most and decode_others(messages, others)
+            return None
+    return weight if weight <= most and decode_others(messages, others) else None

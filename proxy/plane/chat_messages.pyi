@@ -57,4 +57,5 @@ def messages_at(
     known: Callable[[bytes], bytes | None] | None = None,
     *,
     are_items: bool = False,
+    is_rest: bool = False,
 ) -> tuple[list[Any], list[int], int, int] | None: ...

@@ -138,25 +138,23 @@ def messages(data, TextPoint point=None, known=None, *, bint are_items=False):
     Responses, where a message, or what a tool has put out, may be plain.
     """
     cdef Kept kept = held(data)
-    cdef json_t start = <json_t>kept.view.buf
-    cdef Py_ssize_t end
-    cdef Py_ssize_t at = json_space_end(start, 0, kept.view.len)
-    found = listed(kept, at, PY_SSIZE_T_MAX, point, known, are_items)
-    if found is None or start[at] != c"[":
+    found = listed(kept, 0, PY_SSIZE_T_MAX, point, known, are_items, False)
+    if found is None or json_space_end(<json_t>kept.view.buf, found[2], kept.view.len) != kept.view.len:
         return None
-    end = found[2]
-    return found[:2] if json_space_end(start, end, kept.view.len) == kept.view.len else None
+    return found[:2]
 
 
-def messages_at(data, Py_ssize_t at, Py_ssize_t most, TextPoint point, known=None, *, bint are_items=False):
-    """The same of a list that begins at `at`, or that goes on behind a comma there, whatever follows it. Beside them where
-    it ends, and what it weighs.
+def messages_at(
+    data, Py_ssize_t at, Py_ssize_t most, TextPoint point, known=None, *, bint are_items=False, bint is_rest=False
+):
+    """The same of a list that begins at `at`, whatever follows it. Beside them where it ends, and what it weighs.
 
+    is_rest: of what is behind one of its messages, which ends at `at`, and of which there must be some.
     most: None too where plain and known messages weigh more, as `bones` weighs them. Others are not weighed.
     """
     if at < 0:
         raise ValueError(f"a list begins at 0 or behind it, not at {at}")
-    return listed(held(data), at, most, point, known, are_items)
+    return listed(held(data), at, most, point, known, are_items, is_rest)
 
 
 cdef Kept held(data):
@@ -166,17 +164,17 @@ cdef Kept held(data):
     return kept
 
 
-cdef tuple listed(Kept kept, Py_ssize_t at, Py_ssize_t most, TextPoint point, known, bint are_items):
+cdef tuple listed(Kept kept, Py_ssize_t at, Py_ssize_t most, TextPoint point, known, bint are_items, bint is_rest):
     cdef json_t data = <json_t>kept.view.buf
     cdef Py_ssize_t size = kept.view.len, end, weight = 2, escapes = 0  # the list, and what is around it
     cdef list found = [], others = []
     cdef PlainMessage message
     cdef FoundMessage other
-    cdef bint is_whole = at < size and data[at] == c"["
-    if not is_whole and (at >= size or data[at] != c","):
+    at = json_space_end(data, at, size)
+    if at >= size or data[at] != (c"," if is_rest else c"["):
         return None
     at = json_space_end(data, at + 1, size)
-    if is_whole and at < size and data[at] == c"]":
+    if not is_rest and at < size and data[at] == c"]":
         return found, others, at + 1, weight
     while at < size and data[at] == c"{":
         message = PlainMessage.__new__(PlainMessage)

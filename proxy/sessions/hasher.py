@@ -137,7 +137,9 @@ class AskedLately(Generic[T]):
         return found
 
     def add(self, digest: bytes, made: T) -> None:
-        size = PLACE_BYTES + len(made)
+        size, before = PLACE_BYTES + len(made), self._newer.get(digest)
+        if before is not None:
+            self._bytes -= PLACE_BYTES + len(before)
         if self._bytes + size > self._most:
             self._older, self._newer, self._bytes = self._newer, {}, 0
         self._newer[digest] = made

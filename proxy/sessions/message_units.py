@@ -63,6 +63,11 @@ class CallPlaces:
         self._answered: dict[str, int] = {}  # the place that the newest result of each id stands for
         self._fresh: set[str] = set()  # ids of the calls of this round
 
+    @property
+    def is_in_round(self) -> bool:
+        """Whether calls that come next may be of the round of those before them."""
+        return bool(self._fresh)
+
     def begin_round(self) -> None:
         """The next calls are another message's: an id that they repeat is theirs from now on."""
         if self._fresh:

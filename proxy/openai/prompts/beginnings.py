@@ -39,12 +39,16 @@ KNOWN_BYTES = 8 << 20
 MOST_SEEN = 32_768
 
 _OWN_BYTES = 330  # of a beginning without messages
+_SYSTEM_BYTES = 120  # of a system's key and size
 
-_PART_WEIGHS = 1  # of a list that is read in parts, beside its messages: what is around it, less uncounted escapes
+_PART_WEIGHS = 1
+"""`plane.messages_at` counts 2 for what is around a list, with each part of one that is read. One of them stays, for
+the escapes that are rounded off there."""
 
 LEFT_REPLIES, LEFT_BYTES = 3, 16 * 1024
-"""So many of a prompt's newest replies, or so much of its list, are in no beginning that is learned: some clients
-change their newest messages from turn to turn, as they move `cache_control`. Behind long ones an older one is found."""
+"""How many of a prompt's newest replies, if it has so many, or how much of its list no beginning has that is learned:
+some clients change their newest messages from turn to turn, as they move `cache_control`. Where those are long, an
+older beginning is found."""
 
 _LOOKED_AT = 256  # newest messages, for the place where a beginning ends
 
@@ -69,6 +73,7 @@ class Beginning(msgspec.Struct, frozen=True, gc=False):
     seed: int
     mask: int  # of the head, in the keys
     head_size: int  # bytes of the prompt before the messages, in the ends
+    prints_call_ids: bool  # the template does
     calls: int  # so many are in it; -1: nor is any result
     is_beside: bool  # the system's text is no message
     system: tuple[int, int] | None  # key and size of the first message, if that is the system's and not among the units
@@ -80,28 +85,37 @@ class Beginning(msgspec.Struct, frozen=True, gc=False):
 
     def __len__(self) -> int:
         """Bytes that it takes."""
-        return _OWN_BYTES + 12 * len(self.keys) + len(self.letters) + len(self.kinds)
+        own = _OWN_BYTES + _SYSTEM_BYTES * (self.system is not None)
+        return own + 12 * len(self.keys) + len(self.letters) + len(self.kinds)
 
 
 class Begun:
     """How one body's list begins: what is known of that, and, once it has been read, what is learned."""
 
-    __slots__ = ("cuts", "digests", "found", "known", "seen", "start")
+    __slots__ = ("cuts", "digests", "found", "known", "name", "seen", "start", "weighs")
 
-    def __init__(self, start: int, seen: int) -> None:
-        """start: of the list in the body. seen: names what is before the first point."""
+    def __init__(self, start: int, name: bytes, seen: int) -> None:
+        """start: of the list in the body. name: of whose it is. seen: names what is before the first point."""
         self.start = start
+        self.name = name
         self.seen = seen
         self.digests: list[bytes] = []  # of what lies between there and each point, where something may be known
         self.known: Beginning | None = None
+        self.weighs = 0  # the part of the list that is read
         self.cuts: LongTexts | None = None  # the prompt's, where its beginning is known
         self.found: Beginning | None = None  # without its check
 
+    def anew(self) -> Begun:
+        """To read all of the body."""
+        begun = Begun(self.start, self.name, self.seen)
+        begun.digests = self.digests
+        return begun
+
     def weighs_before(self, messages: Sequence[plane.PlainMessage | plane.FoundMessage], stop: int) -> int:
-        """What they weigh that come before the one at `stop`, and what is known before them."""
-        others = [one for one in messages[:stop] if type(one) is FOUND_MESSAGE and one.unit is None]
-        weighs = messages[stop - 1].weighs - _PART_WEIGHS + sum(plane.bones(one.raw)[2] for one in others)
-        return weighs if self.known is None else self.known.weighs + weighs
+        """What all that comes before the message at `stop` weighs, at least."""
+        left = messages[-1].weighs - messages[stop - 1].weighs
+        left += sum(plane.bones(one.raw)[2] for one in messages[stop:] if type(one) is FOUND_MESSAGE and not one.unit)
+        return (0 if self.known is None else self.known.weighs) + self.weighs - _PART_WEIGHS - left
 
     def stop(self, messages: Sequence[plane.PlainMessage | plane.FoundMessage]) -> int:
         """Which message comes first behind a beginning that is worth to be learned; 0: there is none."""
@@ -130,12 +144,14 @@ class KnownBeginnings:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def of(self, hasher: Hasher, tenant: str, body: bytes, start: int) -> Begun | None:
-        """start: of the list. None where the body is short or comes once, or no digests are made."""
-        name, point = tenant.encode(), hasher.point
+    def of(self, hasher: Hasher, tenant: str, before: bytes, body: bytes, start: int) -> Begun | None:
+        """start: of the list. before: the digest of what is before it. None where the list is short or comes once, or
+        no digests are made."""
+        point = hasher.point
         first = [] if point is None else point.digests_of(body, start, POINTS[:1])
         if point is None or not first:
             return None
+        name = hasher.digest(before + tenant.encode())
         seen = hash(first[0] + name)
         is_known = self._seen.get(seen)
         if is_known is None:
@@ -143,7 +159,7 @@ class KnownBeginnings:
                 self._seen.clear()
             self._seen[seen] = False
             return None
-        begun = Begun(start, seen)
+        begun = Begun(start, name, seen)
         if is_known:
             begun.digests, view = point.digests_of(body, start, POINTS), memoryview(body)[start:]
             for digest, at in zip(reversed(begun.digests), reversed(POINTS[: len(begun.digests)]), strict=True):
@@ -153,7 +169,7 @@ class KnownBeginnings:
                     break
         return begun
 
-    def learn(self, hasher: Hasher, tenant: str, body: bytes, begun: Begun) -> None:
+    def learn(self, hasher: Hasher, body: bytes, begun: Begun) -> None:
         """What the reader has found."""
         found, point = begun.found, hasher.point
         if found is None or point is None:
@@ -161,5 +177,5 @@ class KnownBeginnings:
         at = bisect_right(POINTS, found.end) - 1
         digest = begun.digests[at] if begun.digests else point.digests_of(body, begun.start, [POINTS[at]])[0]
         check = hasher.digest(memoryview(body)[begun.start + POINTS[at] : begun.start + found.end])
-        self._kept.add(digest + tenant.encode(), replace(found, check=check))
+        self._kept.add(digest + begun.name, replace(found, check=check))
         self._seen[begun.seen] = True

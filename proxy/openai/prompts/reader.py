@@ -114,6 +114,8 @@ class PromptReader:
 
     def _note_head(self, head: Head, keys: Sequence[int], ends: Sequence[int], *, has_system: bool) -> None:
         self._cuts.mask = keys[-1] ^ keys[0]
+        if self.begun is not None and self.begun.known is not None:
+            return  # all cuts are made later
         if len(keys) > 1 and ends[-1] > LEAST_HEAD_BYTES:
             system = head.marks(has_system=has_system).system
             self._cuts.note_head(keys, ends, system, self._system_texts)
@@ -149,7 +151,8 @@ class PromptReader:
         beside = None if raw is None else self._system_unit(seed, raw, name)
         known, self._is_beside = None if self.begun is None else self.begun.known, beside is not None
         if known is not None:
-            if known.seed != seed or known.is_beside is not self._is_beside:
+            is_other = known.prints_call_ids is not self._template.prints_call_ids
+            if known.seed != seed or known.is_beside is not self._is_beside or is_other:
                 raise PartNotRead
             self._system = known.system
         elif beside is None and may_be_first and messages[0].role in _SYSTEM:
@@ -176,8 +179,8 @@ class PromptReader:
         head_end = len(keys) - 1
         if head_end:
             self._note_head(head, keys, ends, has_system=system is not None)
-        elif not messages:  # only reasoning: an empty one stands for it
-            messages = [PromptMessage(role="")]
+        elif not messages and (self.begun is None or self.begun.known is None):
+            messages, self.begun = [PromptMessage(role="")], None  # only reasoning: an empty one stands for it
         first, roles = len(keys), bytearray(len(keys))  # first: place of the first message's unit
         if self.begun is None:
             unit = self._add_messages(messages, keys, ends, roles, size, continues=continues)
@@ -193,7 +196,7 @@ class PromptReader:
         reasons = isinstance(reply, PromptMessage) and comes_with_reasoning(reply)
         if with_thoughts:
             begins = len(roles[: last_reply + 1].rstrip(bytes((REPLY,))))  # the items that are that reply
-            reasons = not with_thoughts.isdisjoint(range(begins - first, last_reply - first + 1))
+            reasons = reasons or not with_thoughts.isdisjoint(range(begins - first, last_reply - first + 1))
         first_user, last_user = max(roles.find(BY_USER), 0), max(roles.rfind(BY_USER), 0)
         if stored is None:
             marks = head.marks(first_user, last_user, last_reply, has_system=system is not None, reasons=reasons)
@@ -257,8 +260,9 @@ class PromptReader:
         if stop:
             self._add_messages(messages[:stop], keys, ends, roles, size, continues=False)
             size = ends[-1]
-        if stop and not self.content.has_media:
-            kinds, places = [kind_of(one) for one in self._newest[-SAMPLED_UNITS:]], self.content.seen_places
+        places = self.content.seen_places
+        if stop and not self.content.has_media and (places is None or not places.is_in_round):
+            kinds = [kind_of(one) for one in self._newest[-SAMPLED_UNITS:]]
             self._newest[-SAMPLED_UNITS:] = kinds
             begun.found = Beginning(
                 end=messages[stop - 1].end - begun.start,
@@ -266,6 +270,7 @@ class PromptReader:
                 seed=keys[0],
                 mask=self._cuts.mask,
                 head_size=head_size,
+                prints_call_ids=self._template.prints_call_ids,
                 calls=-1 if places is None else places.count,
                 is_beside=self._is_beside,
                 system=self._system,

@@ -27,9 +27,10 @@ from .test_known_frames import shown
 
 pytestmark = pytest.mark.skipif(not plane.IS_FAST, reason="lists have no digests where nothing is compiled")
 SECRET = b"secret" * 8
-TEMPLATES = Templates(with_call_ids=("printing",))
+TEMPLATES = Templates(with_call_ids=("printing", "printed"))
+ALIASES = {"printed": "m"}  # by which its template prints ids, all the same
 RULES = ReadingRules(
-    hasher=Hasher(SECRET), tenant="t", depth_limit=None, units_limit=None, templates=TEMPLATES, aliases={}
+    hasher=Hasher(SECRET), tenant="t", depth_limit=None, units_limit=None, templates=TEMPLATES, aliases=ALIASES
 )
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 
@@ -99,6 +100,8 @@ def said_by(random: Random, endpoint: Endpoint) -> Iterator[list[Any]]:
                     [{"type": "function_call_output", "call_id": id, "output": words}],
                     [{"type": "web_search_call", "id": "w", "action": {"query": words}}],
                     [assistant([{"type": "output_text", "text": words}]), user([text("a"), text("b")])],
+                    [assistant([{"type": "thinking", "thinking": "hm"}, {"type": "output_text", "text": words}])],
+                    [user([{"type": "tool_use", "id": id, "name": "f", "input": {}}, text(words)])],
                 )
             )
         elif endpoint is Endpoint.MESSAGES:
@@ -150,7 +153,7 @@ def test_conversations_that_grow_and_are_edited_are_read_as_those_that_come_once
                 members["tools"] = [{"type": "function", "name": name} for name in "fgh"[: random.randint(0, 3)]]
             elif change < 0.3:
                 first = [{"role": "system", "content": "Another. " * 40}]
-            model = random.choice(("m", "m", "m", "m", "printing"))
+            model = random.choice(("m", "m", "m", "m", "printing", "printed"))
             reading.read(body(endpoint, [*first, *chat], model, **members))
         known += sum(one is not None for one in reading.known)
     assert known > 300, "beginnings are found"
@@ -224,26 +227,71 @@ def test_templates_that_change_are_read_anew() -> None:
             assert reading.read(data, replace(reading.rules, templates=templates)) is not None
 
 
+def least(frames: KnownFrames, data: bytes, rules: ReadingRules) -> int:
+    """What a body must be allowed to weigh."""
+    return next(most for most in range(30_000) if frames.request(data, {}, rules, most=most) is not None)
+
+
 def test_what_a_beginning_weighs_counts_as_when_it_is_read() -> None:
     reading = Reading(CHAT)
-
-    def least(data: bytes, *, anew: bool) -> int:
-        """What a body must be allowed to weigh."""
-        for most in range(10_000):
-            if anew:
-                reading.frames._beginnings = KnownBeginnings()
-            if reading.frames.request(data, {}, reading.rules, most=most) is not None:
-                return most
-        raise AssertionError("it is always refused")
-
     for turn, calls in enumerate(range(6, 40, 3), 1):  # each is known by the one before it
         data = body(CHAT, agents(calls))
         reading.read(data)
-        kept = reading.frames._beginnings
-        weighs = least(data, anew=False)
+        known = reading.frames._beginnings
+        weighs = least(reading.frames, data, reading.rules)
         assert weighs >= plane.bones(data)[2]
-        assert 0 <= weighs - least(data, anew=True) <= turn
-        reading.frames._beginnings = kept
+        reading.frames._beginnings = KnownBeginnings()
+        assert 0 <= weighs - least(reading.frames, data, reading.rules) <= turn
+        reading.frames._beginnings = known
+
+
+def test_an_alias_has_the_calls_of_its_own_template() -> None:
+    reading, said = Reading(CHAT), agents(9)
+    for model in ("m", "m", "m", "printed", "printed", "m"):
+        assert reading.read(b'{"messages": %b, "model": "%b"}' % (json.dumps(said).encode(), model.encode()))
+    assert all(known is not None for known in reading.known[-3:])
+
+
+def test_no_beginning_ends_inside_of_a_round_of_calls() -> None:
+    """What a message that is no reply has called belongs to the calls behind it, of which one has the same id."""
+    use = {"type": "tool_use", "id": "c1", "name": "f", "input": {}}
+    called = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+    reading, said = Reading(Endpoint.RESPONSES), [user("a" * 300), assistant("q"), user([use, text("x")]), called]
+    for more in ([], [], [], [{"type": "function_call_output", "call_id": "c1", "output": "1"}]):
+        said += more
+        assert reading.read(body(Endpoint.RESPONSES, said)) is not None
+
+
+def test_what_is_no_unit_of_its_own_weighs_too() -> None:
+    """The system's text, and reasoning."""
+    reading, system = Reading(CHAT), {"role": "system", "content": [text(f"{at} {'x' * 20}") for at in range(900)]}
+    for calls in (6, 7, 8, 9):
+        data = body(CHAT, [system, *agents(calls)])
+        reading.read(data)
+    assert reading.known[-1] is not None
+    assert least(reading.frames, data, reading.rules) >= plane.bones(data)[2] > 2500
+    reading, said = Reading(Endpoint.RESPONSES), list[Any]()
+    for at in range(12):
+        said += [user(f"{at} and so on. " * 20), {"type": "reasoning", "summary": [at] * 200}, assistant("so")]
+        data = body(Endpoint.RESPONSES, said)
+        reading.read(data)
+    assert reading.known[-1] is not None
+    assert least(reading.frames, data, reading.rules) >= plane.bones(data)[2] > 2400
+
+
+def test_reasoning_alone_has_no_beginning() -> None:
+    reading, said = Reading(Endpoint.RESPONSES), [{"type": "reasoning", "id": f"r{at}"} for at in range(40)]
+    for more in ([], [], [], [], [user("a")], [user("a"), *said]):
+        assert reading.read(body(Endpoint.RESPONSES, [*said, *more])) is not None
+
+
+def test_reasoning_alone_behind_a_beginning_is_read() -> None:
+    reading, first = Reading(Endpoint.RESPONSES), [user("a and so on. " * 30), assistant("b")]
+    for _ in range(3):
+        reading.read(body(Endpoint.RESPONSES, first))
+    known = reading.known[-1]
+    assert known is not None and len(known.keys) == 1
+    assert reading.read(body(Endpoint.RESPONSES, [first[0], {"type": "reasoning", "id": "r"}])) is not None
 
 
 def test_a_result_of_a_call_that_was_not_read_again_has_its_place() -> None:
@@ -281,6 +329,11 @@ def test_a_body_whose_list_ends_with_a_beginning_is_read() -> None:
     start = whole.index(b"[") + known.end
     for odd in (b"", b",", b",]", b",{", b"]", b"}", b",{}]", b"x"):
         reading.read(whole[:start] + odd)
+    for at in (whole.index(b"["), start):
+        for other in b"[,{x":
+            data = bytearray(whole)
+            data[at] = other
+            assert (reading.read(bytes(data)) is None) is (data != whole)
 
 
 def test_a_beginning_takes_what_it_counts() -> None:
@@ -304,6 +357,16 @@ def test_a_beginning_takes_what_it_counts() -> None:
     assert len(known) == many
     counted = sum(PLACE_BYTES + len(one) for one in known._kept._newer.values())
     assert 0.9 * counted < took < 1.1 * counted
+
+
+def test_a_beginning_that_is_learned_anew_counts_once() -> None:
+    reading = Reading(CHAT)
+    for _ in range(20):
+        for model in ("m", "printing"):  # what is behind the messages is not seen as the beginning is looked for
+            said = json.dumps(agents(9)).encode()
+            reading.read(b'{"messages": %b, "model": "%b"}' % (said, model.encode()))
+    kept = reading.frames._beginnings._kept
+    assert kept._bytes == sum(PLACE_BYTES + len(one) for one in kept._newer.values())
 
 
 def test_points_rise_to_the_longest_body() -> None:

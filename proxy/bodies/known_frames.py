@@ -84,6 +84,16 @@ class _Frame(msgspec.Struct, frozen=True):
         return fields
 
 
+class _Chat(msgspec.Struct, frozen=True):
+    """What is asked for."""
+
+    body: bytes
+    headers: Mapping[str, str]
+    rules: ReadingRules
+    start: int  # of the messages
+    before: bytes  # the digest of what is before them
+
+
 class KnownFrames:
     """The frames of one endpoint, with one set of aliases and templates."""
 
@@ -128,7 +138,7 @@ class KnownFrames:
         begun = None
         if len(body) - start >= self._beginnings.least_bytes:
             begun = self._beginnings.of(rules.hasher, rules.tenant, before, body, start)
-        read = partial(self._read, body, headers, rules, before, start)
+        read = partial(self._read, _Chat(body, headers, rules, start, before))
         if begun is not None and begun.known is not None:
             begun.cuts = LateCuts(partial(_cuts, read))
             with suppress(PartNotRead):
@@ -138,18 +148,8 @@ class KnownFrames:
             begun = begun.anew()
         return read(begun, most, depth_limit)
 
-    def _read(
-        self,
-        body: bytes,
-        headers: Mapping[str, str],
-        rules: ReadingRules,
-        before: bytes,
-        start: int,
-        begun: Begun | None,
-        most: int,
-        depth_limit: int,
-    ) -> Request | None:
-        """start: of the messages. before: the digest of what is before them."""
+    def _read(self, chat: _Chat, begun: Begun | None, most: int, depth_limit: int) -> Request | None:
+        body, rules, start = chat.body, chat.rules, chat.start
         hasher, beginning = rules.hasher, None if begun is None else begun.known
         find, are_items = hasher.known_units.find, self._endpoint is Endpoint.RESPONSES
         at, is_rest = start, beginning is not None
@@ -160,7 +160,7 @@ class KnownFrames:
             return None
         messages, others, end, weighs = found
         behind = hasher.digest(memoryview(body)[end:])
-        frame = self._known.get((rules.tenant, rules.salted, before, behind))
+        frame = self._known.get((rules.tenant, rules.salted, chat.before, behind))
         if frame is None or (room := most - weighs - frame.weighs) < 0:
             return None
         others_weigh = _decoded(messages, others, room, depth_limit) if others else 0
@@ -172,7 +172,7 @@ class KnownFrames:
             reader.begun, begun.weighs = begun, weighs + others_weigh
         try:
             chain = chain_of(self._endpoint, fields, reader, frame.head, messages)
-            name = session_name(headers, fields, read_short, NAMES.get(self._endpoint))
+            name = session_name(chat.headers, fields, read_short, NAMES.get(self._endpoint))
         except (RequestError, *UNREADABLE):
             return None
         if begun is not None:

@@ -106,6 +106,11 @@ class TextCuts:
     def __bool__(self) -> bool:
         return bool(self._texts or self._head or self._reply or self.newest or self.known)
 
+    @property
+    def has_long(self) -> bool:
+        """Whether a text of more than `LONG_BYTES` has been noted."""
+        return bool(self._texts)
+
     def note(self, state: _Hash, text: bytes, offset: int) -> None:
         """state: of a unit's hash before the text. offset: of the text in the unit."""
         if self.start is not None and len(text) > LONG_BYTES:

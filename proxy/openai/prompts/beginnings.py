@@ -5,7 +5,7 @@ So what was made of a beginning is kept. It is found by the keyed digest of the 
 end (`POINTS`), of which one pass over a body makes all, and known by the digest of the rest.
 
 A beginning ends between two messages, behind one that is no reply: no round of calls is open there. Nothing is kept of
-what its messages say. Where one of them is to be cut (`text_cuts`), all of the body is read.
+what its messages say. Where one of them is to be cut (`text_cuts`), all of the body is read again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KNOWN_BYTES = 8 << 20
 
 MOST_SEEN = 32_768
 
-_OWN_BYTES = 330  # of a beginning without messages
+_OWN_BYTES = 440  # of a beginning without messages
 _SYSTEM_BYTES = 120  # of a system's key and size
 
 _PART_WEIGHS = 1
@@ -74,6 +74,7 @@ class Beginning(msgspec.Struct, frozen=True, gc=False):
     mask: int  # of the head, in the keys
     head_size: int  # bytes of the prompt before the messages, in the ends
     prints_call_ids: bool  # the template does
+    can_be_cut: bool  # a text in it is long enough
     calls: int  # so many are in it; -1: nor is any result
     is_beside: bool  # the system's text is no message
     system: tuple[int, int] | None  # key and size of the first message, if that is the system's and not among the units

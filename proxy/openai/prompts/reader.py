@@ -76,6 +76,7 @@ class PromptReader:
         self.begun: Begun | None = None  # what is known of how the body begins; None: nothing, and nothing is learned
         self._is_beside = False  # the system's text is no message
         self._system: tuple[int, int] | None = None  # key and size of the first message, if that is the system's
+        self._has_system_before = False  # that message is in what was read before
         self._system_texts: Callable[[], list[str]] = list  # with the role before them
 
     def head(self, salt: str, rendered: Mapping[str, msgspec.Raw]) -> Head:
@@ -114,8 +115,8 @@ class PromptReader:
 
     def _note_head(self, head: Head, keys: Sequence[int], ends: Sequence[int], *, has_system: bool) -> None:
         self._cuts.mask = keys[-1] ^ keys[0]
-        if self.begun is not None and self.begun.known is not None:
-            return  # all cuts are made later
+        if self._has_system_before:
+            return  # cuts that need its text are made later
         if len(keys) > 1 and ends[-1] > LEAST_HEAD_BYTES:
             system = head.marks(has_system=has_system).system
             self._cuts.note_head(keys, ends, system, self._system_texts)
@@ -155,6 +156,7 @@ class PromptReader:
             if known.seed != seed or known.is_beside is not self._is_beside or is_other:
                 raise PartNotRead
             self._system = known.system
+            self._has_system_before = known.system is not None
         elif beside is None and may_be_first and messages[0].role in _SYSTEM:
             first = whole(messages.pop(0))
             self._system_texts = lambda: [first.role, *texts(first.content)]
@@ -208,13 +210,16 @@ class PromptReader:
     def _cuts_of(
         self, messages: list[Message], keys: list[int], ends: list[int], roles: bytearray, head_end: int
     ) -> LongTexts | None:
-        if self.begun is not None and self.begun.known is not None:
-            return self.begun.cuts
-        last_reply, mask = max(roles.rfind(REPLY), 0), self._cuts.mask
+        last_reply, mask, first = max(roles.rfind(REPLY), 0), self._cuts.mask, len(keys) - len(messages)
+        if self.begun is not None and (known := self.begun.known) is not None:
+            has_head = self._has_system_before and ends[head_end] > LEAST_HEAD_BYTES
+            is_before = not messages or head_end < last_reply - 1 < first
+            if known.can_be_cut or has_head or is_before:
+                return self.begun.cuts
         for place in (last_reply - 1, len(keys) - 1):  # the last one before the newest reply, and the newest one
             if place <= head_end:
                 continue
-            one: Any = messages[place - head_end - 1]
+            one: Any = messages[place - first]
             if type(one) is FOUND_MESSAGE:
                 one = whole(one)
             if one.role == "assistant" or one.tool_call_id:
@@ -224,7 +229,7 @@ class PromptReader:
                 newest = UnitText(keys[place - 1] ^ mask, one.role, one.name or "", text, ends[place - 1])
                 self._cuts.newest.append(newest)
         if mask and last_reply and roles.count(REPLY) == 1:
-            reply = only_text(whole(messages[last_reply - head_end - 1]))
+            reply = only_text(whole(messages[last_reply - first]))
             if reply:
                 self._cuts.note_only_reply(reply, keys[0] ^ mask, ends[head_end])
         return self._cuts or None
@@ -271,6 +276,7 @@ class PromptReader:
                 mask=self._cuts.mask,
                 head_size=head_size,
                 prints_call_ids=self._template.prints_call_ids,
+                can_be_cut=self._cuts.has_long or (begun.known is not None and begun.known.can_be_cut),
                 calls=-1 if places is None else places.count,
                 is_beside=self._is_beside,
                 system=self._system,

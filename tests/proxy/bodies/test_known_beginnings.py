@@ -20,7 +20,7 @@ from ppd.proxy.openai.prompts.beginnings import LEFT_REPLIES, POINTS, Beginning,
 from ppd.proxy.openai.request import MESSAGES_MEMBER, Endpoint, ReadingRules, Request, parse_request
 from ppd.proxy.sessions.hasher import PLACE_BYTES, Hasher
 from ppd.proxy.sessions.templates import Templates
-from ppd.proxy.sessions.text_cuts import LateCuts
+from ppd.proxy.sessions.text_cuts import LateCuts, TextCuts
 from tests.support.requests import assistant, call, text, user
 
 from .test_known_frames import shown
@@ -89,6 +89,8 @@ def said_by(random: Random, endpoint: Endpoint) -> Iterator[list[Any]]:
     ids = ("c1", "c2", "é", "", "c3")
     while True:
         words, id = random.choice(("so", "Über ", "x\\\n")) * random.randint(0, 90), random.choice(ids)
+        if random.random() < 0.05:
+            words = words * 40  # which can be cut
         if endpoint is Endpoint.RESPONSES:
             yield random.choice(
                 (
@@ -152,7 +154,7 @@ def test_conversations_that_grow_and_are_edited_are_read_as_those_that_come_once
             elif change < 0.25:
                 members["tools"] = [{"type": "function", "name": name} for name in "fgh"[: random.randint(0, 3)]]
             elif change < 0.3:
-                first = [{"role": "system", "content": "Another. " * 40}]
+                first = [{"role": "system", "content": "Another. " * 200}]
             model = random.choice(("m", "m", "m", "m", "printing", "printed"))
             reading.read(body(endpoint, [*first, *chat], model, **members))
         known += sum(one is not None for one in reading.known)
@@ -313,6 +315,16 @@ def test_cuts_of_a_beginning_are_made_when_they_are_asked_for() -> None:
     assert again is not None and isinstance(late := again.prompt.chain.long_texts, LateCuts)
     assert late.known == () and late.without_text() is None
     assert late.cuts(reading.rules.hasher) == late.known != ()
+
+
+def test_a_client_that_goes_back_a_turn_is_not_read_twice() -> None:
+    """No text of the beginning can be cut, so none of it is looked at."""
+    reading, system = Reading(Endpoint.MESSAGES), "Be good. " * 200
+    for calls in (9, 10, 11, 10):
+        found = reading.read(body(Endpoint.MESSAGES, agents(calls), system=system))
+    assert found is not None and reading.known[-1] is not None
+    cuts = found.prompt.chain.long_texts
+    assert isinstance(cuts, TextCuts) and cuts.known, "of the system's text"
 
 
 def test_a_body_whose_list_ends_with_a_beginning_is_read() -> None:

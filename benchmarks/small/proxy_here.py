@@ -166,7 +166,7 @@ class TurnBench:
             turn=0,
             kind="",
         )
-        await self.router.answer(request, receipt, CONTEXT)
+        (await self.router.answer(request, receipt, CONTEXT)).written()
         self.watch.lap("learn")
         return f"{receipt.kind} {receipt.route}"
 

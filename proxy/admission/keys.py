@@ -73,6 +73,10 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     scope: TenantScope | None = None  # None: nothing keeps it apart, as no keys are in force
 
     @property
+    def is_limited(self) -> bool:
+        return bool(self.requests_per_minute or self.tokens_per_minute)
+
+    @property
     def weights(self) -> TurnWeights | None:
         if self.w_ttft is None and self.w_tpot is None:
             return None

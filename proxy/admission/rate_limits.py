@@ -94,7 +94,7 @@ class RateLimits:
     def headers(self, client: Client, now_s: float) -> dict[str, str]:
         """What the key has left, as OpenAI's API says it; of limits that the key does not have, nothing."""
         shown = dict[str, str]()
-        if not client.requests_per_minute and not client.tokens_per_minute:
+        if not client.is_limited:
             return shown
         for limit in Limit:
             allowance = _allowance(client, limit)

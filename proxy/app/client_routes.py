@@ -86,7 +86,9 @@ def turn_app(config: ProxyConfig, turns: TurnService) -> Quart:
         except (PPDError, RequestEntityTooLarge) as exc:
             turns.rejected(_status(exc))
             raise
-        return _response(await turns.answer(caller, body))
+        reply = await turns.answer(caller, body)
+        reply.written()  # how long the server takes to write it is not known here
+        return _response(reply)
 
     for endpoint in Endpoint:
         app.add_url_rule(endpoint.value, f"turn_{endpoint.name}", turn, methods=["POST"])

@@ -220,6 +220,7 @@ class TurnExchange:
             else:
                 reply = await self._site.service.answer(caller, body)
             if self._state is _OVER:
+                reply.written()
                 if not isinstance(reply.body, bytes):
                     reply.body.abandon()
             elif isinstance(reply.body, bytes):
@@ -309,7 +310,10 @@ class TurnExchange:
 
     def _write_reply(self, reply: TurnReply) -> None:
         assert isinstance(reply.body, bytes), "the answer is whole"
-        self._connection.write(self._answer_head(reply, len(reply.body)) + reply.body)
+        try:
+            self._connection.write(self._answer_head(reply, len(reply.body)) + reply.body)
+        finally:
+            reply.written()
         self._finish()
 
     def _answer_head(self, reply: TurnReply, size: int | None) -> bytes:

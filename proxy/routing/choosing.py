@@ -73,7 +73,7 @@ class Chooser:
         self._tokenizer = tokenizer
         self._now = state.now
         self._sessions, self._beliefs, self._registry = state.sessions, state.beliefs, state.registry
-        self._receipts = state.receipts
+        self._receipts, self._poisoned = state.receipts, state.poisoned
         self._tokens, self._caches = state.tokens, state.engine_caches
         self._admission, self._arrivals, self._rate_limits = state.admission, state.arrivals, state.rate_limits
 
@@ -91,7 +91,8 @@ class Chooser:
         priority = effective_priority(context.client.priority, request.priority)
         entry, turn = self._turn(request, match, context, counted, priority)
         note_turn(receipt, match, turn, counted)
-        self._check_poison(request)
+        if self._poisoned.suspects:
+            self._poisoned.check(request.prompt.chain.end(), now_s)
         self._charge(context, turn, now_s)
         self._arrivals.count(now_s, opens=turn.number == 1)
         self._receipts.open(receipt)
@@ -115,8 +116,9 @@ class Chooser:
         failed: what has failed in this turn so far. PPDError where no worker is left, or none in time.
         """
         while True:
-            self._check_poison(job.request)
             now_s = self._now()
+            if self._poisoned.suspects:
+                self._poisoned.check(job.request.prompt.chain.end(), now_s)
             try:
                 fleet = self._registry.fleet(job.turn.model)
                 turn = self._with_beliefs(job, fleet, now_s)
@@ -197,11 +199,6 @@ class Chooser:
             self._rate_limits.settle(context.client, 0, charged_tokens(turn), now_s)
         else:
             self._rate_limits.take(context.client, charged_tokens(turn), now_s)
-
-    def _check_poison(self, request: Request) -> None:
-        """Raises PoisonedPrompt for a prompt that has ended workers."""
-        if (poisoned := self._state.poisoned).suspects:
-            poisoned.check(request.prompt.chain.end(), self._now())
 
     def _may_pay(self, failed: FailedAttempts) -> bool:
         """False where the turn must be decided anew, without P; raises what failed last if the budget is used up."""

@@ -68,6 +68,7 @@ class FanOut:
 
         async def one(at: int) -> None:
             reply = await _asked(self._router, turn, at)
+            reply.written()
             body = reply.body
             if isinstance(body, LargeBody):
                 body = b"".join([part async for part in body.chunks()])
@@ -141,6 +142,7 @@ class _Stream:
 
     async def _one(self, at: int, part: StreamPart) -> None:
         reply = await _asked(self.router, self.turn, at)
+        reply.written()
         self.first = self.first or reply
         if isinstance(reply.body, bytes):
             raise BrokenAnswer

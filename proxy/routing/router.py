@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -22,6 +23,7 @@ from ..health.poisoned_prompts import is_loss, life_of
 from ..health.worker_health import blamed_view
 from ..leg_moves import LegsState
 from ..openai.request import Request
+from ..sessions.table import SessionMatch
 from ..telemetry.receipts import Receipt
 from .attempt import Attempt, Job, OpenAnswer, TurnContext
 from .choosing import Chooser
@@ -30,7 +32,7 @@ from .learning import Learner
 from .legs.dispatch import Dispatcher
 from .receipt_notes import decision_headers
 from .state import State
-from .stream import StreamedBody, Streaming, whole
+from .stream import LargeBody, StreamedBody, Streaming, TurnEnd, end_whole
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,16 @@ class TurnReply(msgspec.Struct):
     headers: dict[str, str]
     body: bytes | StreamedBody
     status: int = 200
+    end: Callable[[], None] | None = None  # of a turn that is not over yet, although its answer is whole
+
+    def written(self) -> None:
+        """To be called when `body` has been written, or will not be, and before anything else comes of its client.
+
+        So the client need not wait for what its answer teaches.
+        """
+        end, self.end = self.end, None
+        if end is not None:
+            end()
 
 
 class Router:
@@ -69,14 +81,13 @@ class Router:
         headers = decision_headers(receipt)
         if opened.headers:
             headers = {**opened.headers, **headers}
-        body: bytes | StreamedBody
-        if opened.relay is not None:
-            body = Streaming(self._state, self._learner, job.match, attempt, opened)
-        else:
-            body = whole(self._state, self._learner, job.match, attempt, opened)
-            if (others := self._state.sessions.replicated) is not None:
-                await others.told()
-        return TurnReply(opened.content_type, headers, body)
+        others = self._state.sessions.replicated
+        reply = reply_of(
+            *(self._state, self._learner, job.match, attempt, opened, headers), ends_first=others is not None
+        )
+        if others is not None and opened.relay is None:
+            await others.told()
+        return reply
 
     async def _first_success(self, job: Job) -> tuple[Attempt, OpenAnswer]:
         """Attempts until one succeeds, each without the workers that failed before."""
@@ -155,6 +166,26 @@ class Router:
         if attempt.legs is not None and attempt.legs.state is LegsState.UNTAKEN:
             self._dispatcher.release(attempt)
         return row
+
+
+def reply_of(
+    state: State,
+    learner: TurnEnd,
+    match: SessionMatch,
+    attempt: Attempt,
+    opened: OpenAnswer,
+    headers: dict[str, str],
+    *,
+    ends_first: bool,
+) -> TurnReply:
+    """ends_first: others are to know what a whole answer teaches before its client has it."""
+    kind, first = opened.content_type, opened.first
+    if opened.relay is not None:
+        return TurnReply(kind, headers, Streaming(state, learner, match, attempt, opened))
+    if isinstance(first, bytes) and not ends_first:
+        return TurnReply(kind, headers, first, end=partial(end_whole, state, learner, match, attempt, opened))
+    end_whole(state, learner, match, attempt, opened)  # a large one takes long to write
+    return TurnReply(kind, headers, first if isinstance(first, bytes) else LargeBody(first))
 
 
 def search_limit(client: Client, response_id: str) -> int:

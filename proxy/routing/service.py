@@ -85,10 +85,11 @@ class TurnService:
         return Caller(endpoint, headers, client, forced, slo_targets(headers), receipt)
 
     async def answer(self, caller: Caller, body: Body) -> TurnReply:
-        """The caller must call `abandon` on a streamed body in the end."""
+        """The caller must call the reply's `written`, and in the end `abandon` on a streamed body."""
         reply = await self._answer(caller, body)
-        limits = self._state.rate_limits.headers(caller.client, self._state.now())
-        if limits:
+        if caller.client.is_limited:
+            reply.written()  # what the turn has taken counts
+            limits = self._state.rate_limits.headers(caller.client, self._state.now())
             reply.headers = with_limits(reply.headers, limits)
         return reply
 

@@ -211,16 +211,13 @@ class Streaming:
         return self._state.now() - self._attempt.started_s
 
 
-def whole(
-    state: State, learner: TurnEnd, match: SessionMatch, attempt: Attempt, opened: OpenAnswer
-) -> bytes | LargeBody:
-    """What the client gets of an answer that came whole, once other processes are told. Learns from it."""
+def end_whole(state: State, learner: TurnEnd, match: SessionMatch, attempt: Attempt, opened: OpenAnswer) -> None:
+    """Ends the turn of an answer that came whole."""
     attempt.has_answered()
     try:
         complete(state, learner, match, attempt, SeenAnswer(opened.observer.summary, opened.reply))
     finally:
         attempt.close()
-    return opened.first if isinstance(opened.first, bytes) else LargeBody(opened.first)
 
 
 def complete(state: State, learner: TurnEnd, match: SessionMatch, attempt: Attempt, answer: SeenAnswer) -> None:

@@ -21,9 +21,8 @@ from ppd.proxy.policy import Decision
 from ppd.proxy.routing.attempt import Attempt, OpenAnswer, TurnContext
 from ppd.proxy.routing.legs.dispatch import Dispatcher
 from ppd.proxy.routing.receipt_notes import error_name
-from ppd.proxy.routing.router import TurnReply
+from ppd.proxy.routing.router import TurnReply, reply_of
 from ppd.proxy.routing.state import State
-from ppd.proxy.routing.stream import Streaming, whole
 from ppd.proxy.telemetry.receipts import Receipt, new_id
 
 from .decisions import Decisions
@@ -69,11 +68,8 @@ class HeaderRouter:
             records.unanswered(receipt, exc, self._now() - turn.started_s, _name)
             raise
         headers = {**opened.headers, **explained(receipt, attempt)}
-        if opened.relay is not None:
-            stream = Streaming(self._state, records, NO_SESSION, attempt, opened)
-            return TurnReply(opened.content_type, headers, stream)
-        body = whole(self._state, records, NO_SESSION, attempt, opened)
-        return TurnReply(opened.content_type, headers, body)
+        # The picker hears of it before the client's next turn may come there.
+        return reply_of(self._state, records, NO_SESSION, attempt, opened, headers, ends_first=True)
 
     async def _first_success(self, turn: _Turn, decision: Decision) -> tuple[Attempt, OpenAnswer]:
         asked_again = 0  # its P

@@ -106,6 +106,7 @@ class Scene:
             endpoint, body = Endpoint.COMPLETIONS, {**body, "prompt": [f"{said['content']}{end}" for end in "abc"]}
         turns = fleet.proxy.turns
         reply = await turns.answer(turns.caller(endpoint, headers), msgspec.json.encode(body))
+        reply.written()
         if not isinstance(reply.body, bytes):
             try:
                 async for _ in reply.body.chunks():

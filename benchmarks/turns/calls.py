@@ -26,7 +26,7 @@ import ppd.proxy
 from ..small.decision_cost import SIZES, conversation
 from ..small.proxy_here import bench
 
-LIMITS = {"SPLIT": 420, "LOCAL": 268}
+LIMITS = {"SPLIT": 418, "LOCAL": 266}
 """With the compiled modules; of the first turn of a conversation of three messages, and of its second. Lower them."""
 
 CONVERSATIONS = 12

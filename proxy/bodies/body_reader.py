@@ -145,7 +145,7 @@ class BodyReader:
             unit,
             found.marks,
             is_blocks=found.is_blocks,
-            long_texts=TextCuts(found.cuts) or None,
+            long_texts=TextCuts(found.cuts) if found.cuts else None,
             texts=found.kinds,
         )
         known = ReadPrompt(chain, found.count, found.opener)

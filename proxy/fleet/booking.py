@@ -109,16 +109,23 @@ class LegBooking:
 
     def computed(self, now_s: float) -> None:
         """The answering worker computes nothing more of the prompt, and has its KV: it answers, or has failed."""
+        if (use := self._note_computed(now_s)) is not None:
+            self._registry.use_changed(self._decode, use)
+
+    def _note_computed(self, now_s: float) -> Use | None:
+        """Returns what this process does on the answering worker, if that has changed."""
+        changed = None
         if self._computes_here:
             self._computes_here = False
             if self._fetch is not None:
                 self._fetch.end(self._registry, now_s)
-            if (use := self._decode_use) is not None and self._answering is not None:
-                use.computed(self._answering, now_s)
-                self._registry.use_changed(self._decode, use)
+            if self._decode_use is not None and self._answering is not None:
+                changed = self._decode_use
+                changed.computed(self._answering, now_s)
         if self._handover is not None:
             self._handover.end(self._registry, now_s)
             self._handover = None
+        return changed
 
     @property
     def holds_prefill(self) -> bool:
@@ -131,7 +138,7 @@ class LegBooking:
         if self._prefilling is not None:
             self.free_prefill(now_s)
         if self._computes_here or self._handover is not None:
-            self.computed(now_s)
+            self._note_computed(now_s)
         self._answering = None
         if (use := self._decode_use) is not None:
             use.end(answering)

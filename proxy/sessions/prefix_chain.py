@@ -296,7 +296,7 @@ class Chain(msgspec.Struct, frozen=True):
         Keys and ends are in arrays then: as objects each number takes five times as much, and a chat may be long.
         """
         keys, ends, cuts = array("Q", self.keys), array("Q", self.ends), self.long_texts
-        cuts, marks = cuts and cuts.without_text(), _shared(self.marks)
+        cuts, marks = None if cuts is None else cuts.without_text(), _shared(self.marks)
         return replace(self, keys=keys, ends=ends, data=b"", texts=(), long_texts=cuts, marks=marks)
 
     def reach(self, index: int, tail: int, check: int) -> int | None:

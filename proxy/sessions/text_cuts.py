@@ -90,21 +90,19 @@ class UnitText(msgspec.Struct, frozen=True, gc=False):
 class TextCuts:
     """The texts of one prompt that can be cut, as they are hashed."""
 
-    __slots__ = ("_are_made", "_head", "_reply", "_texts", "known", "mask", "newest", "start")
+    __slots__ = ("_are_made", "_head", "_reply", "_texts", "find_newest", "known", "mask", "start")
 
     def __init__(self, cuts: Sequence[Cut] | None = None) -> None:
         """cuts: what another process has found."""
         self.start: int | None = None  # bytes of the prompt before the unit that is being hashed; None: do not note it
         self.mask = 0  # the chain's, see `Chain.head_mask`
-        self.newest: list[UnitText] = []  # of the messages that are cut finer, shortest prefix first
+        self.find_newest: Callable[[TextCuts], list[UnitText]] | None = None
+        """Called once cuts are made: what is cut finer, shortest prefix first. It may note an only reply."""
         self.known = cuts or ()  # the cuts as far as they have been made
         self._texts: list[_LongText | LongUnit] = []
         self._reply: tuple[str, int, int] | None = None
         self._head: _Head | None = None
         self._are_made = cuts is not None
-
-    def __bool__(self) -> bool:
-        return bool(self._texts or self._head or self._reply or self.newest or self.known)
 
     @property
     def has_long(self) -> bool:
@@ -134,14 +132,16 @@ class TextCuts:
     def cuts(self, hasher: Hasher) -> Sequence[Cut]:
         """By their bytes, shortest first."""
         if not self._are_made:
+            newest = [] if self.find_newest is None else self.find_newest(self)
+            self.find_newest = None  # it holds the messages
             recent, mask = self._texts[-RECENT_TEXTS:], self.mask
             first = [] if len(recent) == len(self._texts) else self._texts[:1]
             known = [] if self._head is None else self._head.points(hasher)
             if self._reply is not None and (alone := reply_alone(hasher, *self._reply[:2])):
                 known.append((alone, self._reply[2]))
             found = [cut for text in (*first, *recent) for cut in _cuts(hasher, text)]
-            if self.newest:
-                found += [cut for text in self.newest for cut in _fine_cuts(hasher, text)]
+            if newest:
+                found += [cut for text in newest for cut in _fine_cuts(hasher, text)]
                 found.sort(key=itemgetter(1))
             known += [(key ^ mask, end) for key, end in found]
             self.known, self._are_made = known, True

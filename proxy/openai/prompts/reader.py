@@ -210,29 +210,14 @@ class PromptReader:
     def _cuts_of(
         self, messages: list[Message], keys: list[int], ends: list[int], roles: bytearray, head_end: int
     ) -> LongTexts | None:
-        last_reply, mask, first = max(roles.rfind(REPLY), 0), self._cuts.mask, len(keys) - len(messages)
         if self.begun is not None and (known := self.begun.known) is not None:
+            last_reply, first = max(roles.rfind(REPLY), 0), len(keys) - len(messages)
             has_head = self._has_system_before and ends[head_end] > LEAST_HEAD_BYTES
             is_before = not messages or head_end < last_reply - 1 < first
             if known.can_be_cut or has_head or is_before:
                 return self.begun.cuts
-        for place in (last_reply - 1, len(keys) - 1):  # the last one before the newest reply, and the newest one
-            if place <= head_end:
-                continue
-            one: Any = messages[place - first]
-            if type(one) is FOUND_MESSAGE:
-                one = whole(one)
-            if one.role == "assistant" or one.tool_call_id:
-                continue
-            text = one.utf8 or encoded(first_text(one.content)[:LONG_BYTES])
-            if len(text) > FINE_BYTES:
-                newest = UnitText(keys[place - 1] ^ mask, one.role, one.name or "", text, ends[place - 1])
-                self._cuts.newest.append(newest)
-        if mask and last_reply and roles.count(REPLY) == 1:
-            reply = only_text(whole(messages[last_reply - first]))
-            if reply:
-                self._cuts.note_only_reply(reply, keys[0] ^ mask, ends[head_end])
-        return self._cuts or None
+        self._cuts.find_newest = partial(_find_newest, messages, keys, ends, roles, head_end)
+        return self._cuts
 
     def _add_known(self, known: Beginning | None, keys: list[int], ends: list[int], roles: bytearray, size: int) -> int:
         """Adds what was read before; returns how many units that has. size: of the head."""
@@ -388,3 +373,27 @@ class PromptReader:
         self._newest.append(unit.text)
         unit.text = ""
         return unit
+
+
+def _find_newest(
+    messages: list[Message], keys: list[int], ends: list[int], roles: bytearray, head_end: int, cuts: TextCuts
+) -> list[UnitText]:
+    """Of the newest message, and of the last one before the newest reply, what can be cut. Notes an only reply."""
+    last_reply, mask, first = max(roles.rfind(REPLY), 0), cuts.mask, len(keys) - len(messages)
+    found: list[UnitText] = []
+    for place in (last_reply - 1, len(keys) - 1):
+        if place <= head_end:
+            continue
+        one: Any = messages[place - first]
+        if type(one) is FOUND_MESSAGE:
+            one = whole(one)
+        if one.role == "assistant" or one.tool_call_id:
+            continue
+        text = one.utf8 or encoded(first_text(one.content)[:LONG_BYTES])
+        if len(text) > FINE_BYTES:
+            found.append(UnitText(keys[place - 1] ^ mask, one.role, one.name or "", text, ends[place - 1]))
+    if mask and last_reply and roles.count(REPLY) == 1:
+        reply = only_text(whole(messages[last_reply - first]))
+        if reply:
+            cuts.note_only_reply(reply, keys[0] ^ mask, ends[head_end])
+    return found

@@ -132,10 +132,12 @@ class OneLeg:
             if answer.status != 200:
                 raise self._refusal(answer, await answer.body(), attempt, view)
             opened = await self._first_event(attempt, answer, record, reading)
-        except LegError as exc:
-            record.fail(exc)
+        except BaseException as exc:
+            if isinstance(exc, LegError):
+                record.fail(exc)
+            attempt.booking.computed(self._now())
             raise
-        finally:
+        if opened.relay is not None:  # else this leg has ended, and all that it holds is given back next
             attempt.booking.computed(self._now())
         if attempt.encoded is not None:
             attempt.encoded.computed(well=True)

@@ -142,6 +142,100 @@ ENDS: dict[str, Callable[[Learner, Any], None]] = {
 }
 
 
+@pytest.mark.parametrize("client", ["", "team"])
+@pytest.mark.parametrize(
+    ("end", "is_cut", "outcome", "status", "error"),
+    [
+        (lambda learner, one: learner.cancelled(one, 3.0, is_answered=True), False, "cancelled", 499, None),
+        (lambda learner, one: learner.cancelled(one, 3.0, is_answered=False), False, "cancelled", 499, None),
+        (lambda learner, one: learner.cancelled(one, 3.0, is_answered=True), True, "broken", 200, "draining"),
+        (lambda learner, one: learner.cancelled(one, 3.0, is_answered=False), True, "failed", 503, "draining"),
+        (lambda learner, one: learner.broken(one, 3.0), False, "broken", 200, None),
+        (lambda learner, one: learner.failed(one, 3.0), False, "failed", 0, None),
+        (lambda learner, one: learner.failed(one, 3.0, by_request=True), False, "rejected", 0, None),
+    ],
+)
+def test_what_has_ended_is_said_once_and_by_every_leg(
+    end: Callable[[Learner, Receipt], None],
+    is_cut: bool,
+    outcome: str,
+    status: int,
+    error: str | None,
+    client: str,
+) -> None:
+    state, drain = state_of(), Drain()
+    drain.is_cut = is_cut
+    receipt = running(LOCAL, Leg.PREFILL, Leg.DECODE).receipt
+    receipt.client, receipt.legs[0].ended_s = client, 1.0
+    receipt.prompt_tokens, receipt.completion_tokens = 5, 2
+    end(Learner(state, drain, None), receipt)
+    assert (receipt.outcome, receipt.status, receipt.error, receipt.ended_s) == (outcome, status, error, 3.0)
+    assert [leg.ended_s for leg in receipt.legs] == [1.0, 3.0], "the first had ended before"
+    told = [line for line in generate_latest(state.metrics.registry).decode().splitlines() if 'key="team"' in line]
+    assert sorted(told) == (
+        [
+            'ppd_key_tokens_total{key="team",kind="completion"} 2.0',
+            'ppd_key_tokens_total{key="team",kind="prompt"} 5.0',
+            f'ppd_key_turns_total{{key="team",outcome="{outcome}"}} 1.0',
+        ]
+        if client
+        else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("decision", "completion", "tpot_s", "errors"),
+    [
+        (LOCAL, 41, 0.04, (1.0, 1.0)),
+        (LOCAL, 1, None, (1.0, None)),
+        (LOCAL, None, None, (1.0, None)),
+        (replace(LOCAL, prediction=None), 41, 0.04, (None, None)),
+    ],
+)
+def test_a_receipt_has_the_times_of_a_streamed_answer(
+    decision: Decision, completion: int | None, tpot_s: float | None, errors: tuple[float | None, float | None]
+) -> None:
+    """From when the turn came; what was predicted counts from the decision."""
+    state = state_of()
+    made = attempt_of(state, decision)
+    made.started_s = 2.0
+    match = state.sessions.find(made.request.prompt, DECIDED_S)
+    seen = SeenAnswer(replace_tokens(answered(), completion), ReplyKey(made.request), (FIRST_S, LAST_S))
+    Learner(state, Drain(), None).completed(match, made, seen, LAST_S)
+    receipt = made.receipt
+    assert (receipt.ttft_s, receipt.tpot_s) == pytest.approx((FIRST_S - 2.0, tpot_s))
+    assert (receipt.ttft_error, receipt.tpot_error, receipt.ended_s) == (*errors, LAST_S - 2.0)
+    text = generate_latest(state.metrics.registry).decode()
+    for figure, told in (("ttft", receipt.ttft_s), ("tpot", receipt.tpot_s)):
+        sums = [float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"ppd_{figure}_seconds_sum")]
+        assert sums == ([] if told is None else [pytest.approx(told)])
+
+
+def replace_tokens(summary: AnswerSummary, completion: int | None) -> AnswerSummary:
+    summary.completion_tokens = completion
+    return summary
+
+
+@pytest.mark.parametrize("decision", [LOCAL, SPLIT])
+def test_an_answer_that_nobody_saw_goes_on_by_what_was_estimated(decision: Decision) -> None:
+    state = state_of()
+    made = attempt_of(state, decision)
+    made.started_s = 2.0
+    for view in filter(None, (decision.decode, decision.prefill)):
+        state.registry.add_static(view.worker, 0.0)
+        state.registry.probed(view.id, view.worker, None, 0.0)
+    made.receipt.estimated_prompt_tokens, made.receipt.estimated_output_tokens = 700, 50
+    prompt = made.request.prompt
+    Learner(state, Drain(), None).assumed(state.sessions.find(prompt, DECIDED_S), made, None, LAST_S)
+    receipt, found = made.receipt, state.sessions.find(prompt, LAST_S)
+    ended = receipt.outcome, receipt.status, receipt.counts_evidence, receipt.ended_s
+    assert ended == ("completed", 200, "estimate", LAST_S - 2.0)
+    assert (found.held_tokens, found.decode and found.decode.tokens) == (700, 750)
+    (session,) = state.sessions.all()
+    prefill = session.prefill_residency
+    assert (prefill and (prefill.worker, prefill.tokens)) == (None if decision is LOCAL else (P2.id, 700))
+
+
 @pytest.mark.parametrize("end", ENDS)
 def test_a_flood_of_turns_without_a_whole_answer_teaches_nothing(end: str) -> None:
     state = state_of()

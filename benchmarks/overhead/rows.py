@@ -84,6 +84,7 @@ ROWS: tuple[Row, ...] = (
     Row(name="400 streams", connections=400, conversation=_streams(300, 10_000), ramp_ms=1000),
     Row(name="100 streams", connections=100, conversation=_streams(150, 20_000), ramp_ms=500),
     Row(name="200 req/s", load=LoadMode.OPEN, connections=256, conversation=_streams(32, 10_000), rate=200.0),
+    Row(name="200 answers/s", load=LoadMode.OPEN, connections=256, rate=200.0),
     Row(name="burst", load=LoadMode.ONCE, connections=1000, conversation=_streams(8, 0), ramp_ms=0),
     *(Row(name=f"P then D c={count}", connections=count, fleet=FleetKind.PAIR, fresh=True) for count in (16, 64)),
 )
@@ -166,6 +167,8 @@ LINES: tuple[ReportLine, ...] = (
     *_chunk_lines("100 streams", "20 ms", 0.9),
     _added("200 req/s", "200 req/s, added TTFT p50, ms", "first", "p50", limit=0.4),
     _added("200 req/s", "200 req/s, added TTFT p99, ms", "first", "p99"),
+    _added("200 answers/s", "200 whole answers/s, added latency p50, ms", "whole", "p50"),
+    _added("200 answers/s", "200 whole answers/s, added latency p99, ms", "whole", "p99"),
     ReportLine(row="idle 1000", title="1,000 idle streams, KiB each", value=_stream_kib, digits=1, limit=6.0),
     ReportLine(row="idle 5000", title="5,000 idle streams, KiB each", value=_stream_kib, digits=1, limit=6.0),
     *_prompt_lines("130 KB", 1.6),

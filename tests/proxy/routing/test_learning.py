@@ -119,6 +119,14 @@ def test_a_prefix_of_fewer_tokens_than_two_blocks_is_not_missed(held: int, cache
     assert f"ppd_residency_misses_total {float(misses)}" in text
 
 
+@pytest.mark.parametrize("cached", [None, 1000])
+def test_what_is_not_told_is_not_learnt(cached: int | None, caplog: pytest.LogCaptureFixture) -> None:
+    state = state_of()
+    complete(state, LOCAL, AnswerSummary(cached_tokens=cached), (FIRST_S, LAST_S))
+    assert ("D2", Figure.TPOT) not in is_corrected(state)
+    assert not caplog.records
+
+
 def test_ttft_counts_from_the_decision_and_not_from_the_queue() -> None:
     state = state_of()
     complete(state, LOCAL, answered(), (FIRST_S, LAST_S))

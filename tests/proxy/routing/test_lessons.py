@@ -13,7 +13,7 @@ from ppd.proxy.admission.keys import Client
 from ppd.proxy.beliefs.held import BeliefEvidence, Held, Residency
 from ppd.proxy.connectors.leg import Handoff
 from ppd.proxy.fleet.worker import WorkerId
-from ppd.proxy.laws.forecasts import AnswerEnded
+from ppd.proxy.laws.forecasts import AnswerEnded, SessionReturned
 from ppd.proxy.openai.answer import AnswerSummary
 from ppd.proxy.policy import Decision, Route
 from ppd.proxy.routing.attempt import Attempt
@@ -32,6 +32,9 @@ LOCAL = Decision(route=Route.LOCAL, reason="", decode=D1, wanted=Route.LOCAL, he
 SPLIT = replace(LOCAL, route=Route.SPLIT, prefill=P2)
 READBACK = replace(SPLIT, route=Route.READBACK, source=D1)
 HANDOFF = Handoff({}, PROMPT, P_CACHED)
+BOOKS = (
+    "metrics receipts sessions tokens templates beliefs engine_caches rate_limits count_checks laws forecasts".split()
+)
 Told = dict[str, list[tuple[Any, ...]]]
 
 
@@ -64,6 +67,7 @@ class Turn:
     choices: int = 1
     source: int | None = 5
     continues_response: bool = False
+    is_counted: bool = True  # its prompt, by a tokenizer
     summary: AnswerSummary = field(
         default_factory=lambda: AnswerSummary(
             prompt_tokens=PROMPT, completion_tokens=COMPLETION, cached_tokens=ANSWER_CACHED, response_id="resp"
@@ -80,7 +84,7 @@ def told_of(turn: Turn) -> tuple[Told, Attempt, SessionMatch]:
     made = running(turn.decision)
     made.client, made.charged_tokens, made.history = CLIENT, CHARGED, 77
     made.handoff, made.is_finished_on_prefill = turn.handoff, turn.is_finished_on_prefill
-    made.touches, made.count = cast(Any, Book("touches", told)), cast(Any, "check")
+    made.touches, made.count = cast(Any, Book("touches", told)), cast(Any, "check" if turn.is_counted else None)
     made.request = replace(made.request, choices=turn.choices)
     if turn.continues_response:
         made.request = replace(made.request, prompt=replace(made.request.prompt, previous_response_id="resp_1"))
@@ -244,6 +248,7 @@ ROWS: dict[str, tuple[Turn, dict[str, Any]]] = {
     ),
     "on from a response of its session": (Turn(LOCAL, continues_response=True), {}),
     "a first turn": (Turn(LOCAL, source=None), {}),
+    "a prompt that no tokenizer has counted": (Turn(LOCAL, is_counted=False), {"count_checks__learn": None}),
 }
 
 
@@ -258,6 +263,16 @@ def test_each_book_is_told_its_part(row: str) -> None:
     assert told == usual(made, match, **changes)
     receipt, cached = made.receipt, ANSWER_CACHED if turn.handoff is None else P_CACHED
     assert (receipt.prompt_tokens, receipt.completion_tokens, receipt.cached_tokens) == (PROMPT, COMPLETION, cached)
+
+
+def test_only_a_turn_after_an_answer_is_a_return() -> None:
+    told = Told()
+    match = told_of(Turn(LOCAL))[2]
+    learner = Learner(cast(Any, SimpleNamespace(**dict.fromkeys(BOOKS, Book("forecasts", told)))), Drain(), None)
+    learner.began(match, "m", NOW_S)
+    assert told == {}
+    learner.began(replace(match, ended_s=9.0, calls_tool=True), "m", NOW_S)
+    assert told == {"forecasts.learn": [(SessionReturned("m", 2, True, 9.0, NOW_S),)]}
 
 
 def test_an_answer_without_usage_teaches_nothing() -> None:

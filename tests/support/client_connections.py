@@ -66,6 +66,7 @@ class Site:
     asked: list[bytes] = field(default_factory=list)
     refused: list[int] = field(default_factory=list)  # statuses that were counted
     cancelled: int = 0
+    unended: int = 0  # turns whose answers were whole, and that nobody has ended
     answers_those_who_left: bool = False
     failures: list[Any] = field(default_factory=list)
     open: set[ConnectionLimits] = field(default_factory=set)
@@ -113,7 +114,13 @@ class Site:
         said = self.replies.get(body, b"[%b]" % body)
         if isinstance(said, Exception):
             raise said
-        return TurnReply("application/json" if isinstance(said, bytes) else said.kind, {}, said)
+        if not isinstance(said, bytes):
+            return TurnReply(said.kind, {}, said)
+        self.unended += 1
+        return TurnReply("application/json", {}, said, end=self._end)
+
+    def _end(self) -> None:
+        self.unended -= 1
 
     # -- as the application
 
@@ -205,7 +212,7 @@ async def site(
     log: AccessLog | None = None,
     **settings: Any,
 ) -> AsyncIterator[Site]:
-    """Nothing may have failed unseen: neither in a callback nor in the log of the data path."""
+    """Nothing may have failed unseen, neither in a callback nor in the log of the data path, and each turn is ended."""
     config = ProxyConfig(**settings)
     made = Site()
     made.patience = patience or made.patience
@@ -224,7 +231,7 @@ async def site(
     watching = asyncio.create_task(_watch(made))
     try:
         yield made
-        assert made.failures == []
+        assert (made.failures, made.unended) == ([], 0)
     finally:
         watching.cancel()
         logging.getLogger("ppd.proxy.downstream").removeHandler(handler)

@@ -207,3 +207,19 @@ async def test_a_turn_that_was_sent_ahead_of_the_answer_goes_on_from_it() -> Non
         (2, "next", "completed"),
         (1, "first", "completed"),
     ]
+
+
+@pytest.mark.slow
+async def test_a_turn_that_cannot_be_ended_loses_neither_its_answer_nor_its_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = Told()
+    body = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+    async with fleet(ANSWERS["whole"]) as proxy, asyncio.timeout(60):
+        monkeypatch.setattr(proxy.learner, "completed", lambda *_: 1 / 0)
+        await direct(proxy, body, lambda data: told.append((data, 0)), then=body)
+        while sum(LAST in data for data, _ in told) < 2:
+            await asyncio.sleep(0)
+        assert sum(view.inflight for view in proxy.state.registry.views()) == 0
+    assert [data.startswith(b"HTTP/1.1 200") for data, _ in told] == [True, True]
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError] * 2

@@ -194,6 +194,16 @@ async def test_a_stream_that_comes_after_its_client_has_left_is_abandoned() -> N
 
 
 @on_both_planes
+async def test_a_turn_whose_answer_comes_after_its_client_has_left_is_ended() -> None:
+    async with site(waits=True) as at:
+        at.answers_those_who_left = True
+        async with connected(at) as (_, writer):
+            writer.write(turn())
+            await at.until(lambda: at.asked != [])
+        await at.until(lambda: at.cancelled == 1 and not at.open and not at.unended)
+
+
+@on_both_planes
 async def test_a_slow_client_gets_all_of_an_answer_in_pieces() -> None:
     """Which is not made faster than it is taken."""
     async with site() as at:

@@ -33,7 +33,7 @@ WHOLE = b'{"id":"x","choices":[{"index":0,"text":"t"}]}'
 
 @dataclass
 class FakeRouter:
-    """Answers every turn with `chunks` events, or as `fails` says; `places` are held until a stream has been read."""
+    """Answers every turn with `chunks` events, or as `fails` says; `places` are held until the turn is ended."""
 
     chunks: int = 3
     last: bytes = DONE
@@ -61,9 +61,10 @@ class FakeRouter:
         try:
             if self.gate is not None:
                 await self.gate.wait()
-        finally:
+        except asyncio.CancelledError:
             self._left()
-        return TurnReply("application/json", shown, WHOLE)
+            raise
+        return TurnReply("application/json", shown, WHOLE, end=self._left)
 
     def _left(self) -> None:
         self.running -= 1

@@ -1,4 +1,4 @@
-"""What a turn's head gives its legs, and which refusals are counted."""
+"""What a turn's head gives its legs, which refusals are counted, and what a limited key is told."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
+from ppd.proxy.admission.keys import Client
+from ppd.proxy.admission.rate_limits import RateLimits
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.openai.request import Endpoint, Request
 from ppd.proxy.policy import Route
+from ppd.proxy.routing.router import TurnReply
 from ppd.proxy.routing.service import TurnService
 from ppd.proxy.telemetry.metrics import Metrics
 from ppd.proxy.telemetry.receipts import Receipt
@@ -54,3 +58,32 @@ def test_a_turn_that_has_counted_is_no_refusal_too(outcome: str | None, counted:
         receipt.outcome = outcome
     service(metrics).rejected(429, receipt)
     assert metrics.rejected.labels("429")._value.get() == counted
+
+
+@pytest.mark.parametrize("limit", ["", "requests_per_minute", "tokens_per_minute"])
+async def test_what_a_limited_key_has_left_is_told_once_its_turn_has_ended(limit: str) -> None:
+    """Any other turn ends once its answer is written."""
+    limits, of_key = RateLimits(), cast(Any, {limit: 600} if limit else {})
+    client = Client(name="k", tenant="t", **of_key)
+
+    async def answer(*_: object) -> TurnReply:
+        limits.take(client, 500, 0.0)
+        return TurnReply("application/json", {"x-ratelimit-remaining-tokens": "a worker's"}, b"{}", end=end)
+
+    def end() -> None:
+        limits.settle(client, 500, 20, 0.0)
+        ended.append(True)
+
+    ended = list[bool]()
+    tested = service()
+    tested._state = cast(Any, SimpleNamespace(rate_limits=limits, now=lambda: 0.0, sessions=None))
+    tested._router = cast(Any, SimpleNamespace(answer=answer))
+    caller = replace(tested.caller(Endpoint.CHAT, HEADERS), client=client)
+    reply = await tested.answer(caller, b"{}")
+    assert bool(ended) == bool(limit)
+    left = {"requests_per_minute": {"Requests": "599"}, "tokens_per_minute": {"Tokens": "580"}}.get(limit, {})
+    told = {name: value for name, value in reply.headers.items() if "emaining" in name}
+    expected = {f"X-RateLimit-Remaining-{kind}": value for kind, value in left.items()}
+    assert told == (expected or {"x-ratelimit-remaining-tokens": "a worker's"})
+    reply.written()
+    assert ended == [True]

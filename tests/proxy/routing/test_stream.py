@@ -1,4 +1,4 @@
-"""A streamed answer: what is noted of it, and that its first bytes wait for nothing that they do not need."""
+"""What is noted of an answer, and that its bytes wait for nothing that they do not need."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from ppd.proxy.assembly import new_state
+from ppd.proxy.bodies.shared_bytes import SharedBytes
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Leg, Phase
@@ -19,6 +20,7 @@ from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.openai.stream_relay import StreamRelay
 from ppd.proxy.peers.channels import Member
 from ppd.proxy.routing.attempt import Attempt, OpenAnswer
+from ppd.proxy.routing.router import reply_of
 from ppd.proxy.routing.stream import Streaming
 from tests.proxy.routing.legs.one_pair import TEXT, event
 from tests.support.attempts import decision, running
@@ -133,3 +135,27 @@ def test_open_streams_share_what_they_know_of_their_worker_until_it_is_another()
     assert known == views.of(replace(made.decode, inflight=3)) and known is views.of(replace(made.decode, inflight=4))
     assert (known.worker, known.name, known.incarnation) == (made.decode.worker, "D1", "i")
     assert views.of(replace(made.decode, incarnation="j")).incarnation == "j"
+
+
+@pytest.mark.parametrize(
+    ("is_large", "ends_first", "is_over"),
+    [(False, False, False), (False, True, True), (True, False, True), (True, True, True)],
+)
+async def test_a_whole_answers_turn_ends_once_it_is_written_or_first(
+    said: Said, is_large: bool, ends_first: bool, is_over: bool
+) -> None:
+    attempt = running(decision(Leg.LOCAL))
+    attempt.answer, attempt.touches = cast(Any, Answer()), cast(Any, said)
+    attempt.on_close = lambda closed: closed.touches.close()
+    state, key = new_state(ProxyConfig(), Member(), lambda: 1.0), ReplyKey(attempt.request)
+    match = state.sessions.find(attempt.request.prompt, 0.0)
+    first = SharedBytes.of([b"{}"]) if is_large else b"{}"
+    opened = OpenAnswer("application/json", first, AnswerObserver(Endpoint.CHAT, key), key, None)
+    reply = reply_of(state, cast(Any, said), match, attempt, opened, {"a": "b"}, ends_first=ends_first)
+    ended = ["answering", "completed", "closed"]
+    assert said == (ended if is_over else [])
+    for _ in range(2):
+        reply.written()
+        assert said == ended
+    body = reply.body if isinstance(reply.body, bytes) else b"".join([part async for part in reply.body.chunks()])
+    assert (body, reply.content_type, reply.headers) == (b"{}", "application/json", {"a": "b"})

@@ -6,16 +6,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 import zmq.asyncio
 
 from ppd.proxy.discovery.turn_report import TurnReport, decode
 from ppd.proxy.gateway.headers import ENCODERS, TURN
+from ppd.proxy.openai.request import Endpoint
 from ppd.servers.sidecar.reporter import COMPLAIN_EVERY_S, Reporter
 from ppd.servers.sim.core.fault_orders import Faults
 from tests.e2e.encoders.test_encoders import asks, picture
-from tests.servers.sidecar.site import WORDS, Site
+from tests.servers.sidecar.site import BODY, WORDS, Site
 from tests.support.clock import FakeClock
 
 pytestmark = pytest.mark.slow
@@ -117,3 +119,13 @@ async def test_a_picker_that_is_away_costs_only_its_reports(clock: FakeClock, ca
     reporter.close()
     reporter.send(REPORT)
     assert reporter.lost == 10
+
+
+async def test_the_picker_is_told_before_the_client_hears() -> None:
+    """Whose next turn may come there at once."""
+    async with heard() as (site, picker):
+        turns = site.sidecar.turns
+        caller = turns.caller(Endpoint.CHAT, {"content-type": "application/json", "x-request-id": "one"})
+        reply = await turns.answer(caller, msgspec.json.encode(BODY))
+        assert (reply.status, reply.end) == (200, None)
+        assert (await picker.hear()).request_id == "one"

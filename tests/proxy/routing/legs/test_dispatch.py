@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from ppd.proxy.assembly import Proxy, assemble
@@ -17,6 +18,7 @@ from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.routing.attempt import Attempt
 from ppd.proxy.routing.legs.dispatch import Dispatcher
 from ppd.proxy.settings import Settings
+from tests.proxy.routing.legs.one_pair import GOOD_D, WHOLE, http
 from tests.support.attempts import decision, running
 
 PROMPT_TOKENS = 100
@@ -76,4 +78,39 @@ async def test_a_hand_over_whose_client_left_holds_its_places_until_it_is_wound_
     assert held(proxy) == [(1, PROMPT_TOKENS), (1, 0)]
     await proxy.handoff_release.close()
     assert held(proxy) == [(0, 0), (0, 0)]
+    server.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_prompt_counts_as_computed_with_the_first_event_and_a_whole_answer_gives_all_back_at_once(
+    proxy: Proxy, stream: bool
+) -> None:
+    said = GOOD_D if stream else http(msgspec.json.encode(WHOLE))
+    asked = asyncio.Event()
+    may_answer = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        await may_answer.wait()
+        writer.write(said)
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    registry, address = proxy.state.registry, f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    worker = Worker(role=Role.DECODE, address=address, models=("m",))
+    registry.add_static(worker, 0.0)
+    view = registry.view(worker.id)
+    assert view is not None
+    made = running(decision(Leg.LOCAL, decode=view), stream=stream)
+    made.booking = LegBooking(registry, view.id, None, LegEstimates(prompt_tokens=200, new_tokens=PROMPT_TOKENS))
+    turn = asyncio.ensure_future(dispatcher(proxy).open(made))
+    await asked.wait()
+    assert held(proxy) == [(1, PROMPT_TOKENS)]
+    may_answer.set()
+    await turn
+    assert held(proxy) == [(1, 0 if stream else PROMPT_TOKENS)]
+    made.close()
+    assert held(proxy) == [(0, 0)]
     server.close()

@@ -54,12 +54,25 @@ class TlsFront:
         return [count for one in self.heard if (count := one.data.count(CHATS))]
 
     async def accept(self, listening: socket.socket) -> None:
-        """Until it is cancelled, and with it everything that is open."""
-        loop = asyncio.get_running_loop()
-        async with asyncio.TaskGroup() as serving:
-            while True:
-                accepted, _ = await loop.sock_accept(listening)
-                serving.create_task(self._serve(accepted))
+        """Until it is cancelled, and with it everything that is open, be it a connection that nobody has served yet."""
+        loop, opened = asyncio.get_running_loop(), list[socket.socket]()
+        try:
+            async with asyncio.TaskGroup() as serving:
+
+                def take() -> None:
+                    accepted, _ = listening.accept()
+                    accepted.setblocking(False)
+                    opened.append(accepted)
+                    serving.create_task(self._serve(accepted))
+
+                loop.add_reader(listening, take)
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    loop.remove_reader(listening)
+        finally:
+            for accepted in opened:
+                accepted.close()
 
     async def _serve(self, accepted: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import socket
-import sys
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from tests.tidy_loop import TidyLoop
-
-
-@contextmanager
-def unheard() -> Iterator[list[str]]:
-    """What the collector warns of, which pytest would hold against the test that runs."""
-    said, before = list[str](), sys.unraisablehook
-    sys.unraisablehook = lambda given: said.append(str(given.exc_value))
-    try:
-        gc.collect()
-        said.clear()
-        yield said
-        gc.collect()
-    finally:
-        sys.unraisablehook = before
+from tests.tidy_loop import TidyLoop, unheard
 
 
 async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -6,8 +6,11 @@ Else the collector would find it minutes later, and warn of it in whichever test
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
-from collections.abc import Coroutine
+import sys
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -49,3 +52,17 @@ class TidyLoop(asyncio.SelectorEventLoop):
 
 class TidyLoops(asyncio.DefaultEventLoopPolicy):
     _loop_factory = TidyLoop
+
+
+@contextmanager
+def unheard() -> Iterator[list[str]]:
+    """What the collector warns of, which pytest would hold against the test that runs."""
+    said, before = list[str](), sys.unraisablehook
+    sys.unraisablehook = lambda given: said.append(str(given.exc_value))
+    try:
+        gc.collect()
+        said.clear()
+        yield said
+        gc.collect()
+    finally:
+        sys.unraisablehook = before

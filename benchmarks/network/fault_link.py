@@ -99,6 +99,7 @@ class FaultLink:
         self._clear = {way: asyncio.Event() for way in Way}
         self._ends: set[_End] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._accepted: set[socket.socket] = set()  # their tasks have not begun
         self._listening = socket.socket()
         self._is_accepting = False
         self._plug: socket.socket | None = None
@@ -118,6 +119,8 @@ class FaultLink:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for end in self._ends:
             end.reset()
+        for accepted in self._accepted:
+            accepted.close()
         self._listening.close()
 
     @property
@@ -177,9 +180,11 @@ class FaultLink:
         if peer == self._plug_name:
             accepted.close()
         else:
+            self._accepted.add(accepted)
             self._spawn(self._serve(accepted))
 
     async def _serve(self, accepted: socket.socket) -> None:
+        self._accepted.discard(accepted)
         near = _End(*await asyncio.open_connection(sock=accepted))
         self._ends.add(near)
         try:

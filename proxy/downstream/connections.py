@@ -12,6 +12,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -189,7 +190,10 @@ class Connections:
             self._refused += 1
             self._complain(f"{refusal}, and none is idle (this process may open {open_files_limit()} files)")
             if self._turning_away < min(TURNED_AWAY_AT_ONCE, self._limit_of_all // 8):
-                self._start(self._turn_away(accepted, refusal))
+                self._turning_away += 1
+                client = _TurnedAway(refusal)
+                turning = self._start(self._turn_away(client, accepted))
+                turning.add_done_callback(lambda _: self._turned_away(client, accepted))
             else:
                 accepted.close()
             return
@@ -251,22 +255,20 @@ class Connections:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _turn_away(self, accepted: socket.socket, why: str) -> None:
+    async def _turn_away(self, client: _TurnedAway, accepted: socket.socket) -> None:
         """Sends the refusal, and reads on for a moment, so that no reset overtakes it."""
-        self._turning_away += 1
-        client = _TurnedAway(why)
-        try:
+        with suppress(OSError):  # TimeoutError is one
             async with asyncio.timeout(TURN_AWAY_S):
                 await self._connect(lambda: client, accepted)
                 await client.is_gone.wait()
-        except OSError:  # TimeoutError is one
-            pass
-        finally:
-            self._turning_away -= 1
-            if client.transport is None:
-                accepted.close()
-            else:
-                client.transport.abort()
+
+    def _turned_away(self, client: _TurnedAway, accepted: socket.socket) -> None:
+        """Called also where the process ends before the refusal has begun."""
+        self._turning_away -= 1
+        if client.transport is None:
+            accepted.close()
+        else:
+            client.transport.abort()
 
     async def _connect(self, make: Callable[[], asyncio.Protocol], accepted: socket.socket) -> None:
         """With TLS the handshake comes first; OSError if that fails, or the client has gone."""

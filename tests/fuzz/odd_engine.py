@@ -195,26 +195,24 @@ class OddEngine:
         self._listening.listen(128)
         self._listening.setblocking(False)
         self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
-        self._accepting = asyncio.create_task(self._accept())
+        asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
     async def close(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._listening.fileno())
-        await asyncio.sleep(0)  # a connection that has just come is still accepted
-        self._accepting.cancel()
+        asyncio.get_running_loop().remove_reader(self._listening)
         for task in (links := [*self.links]):
             task.cancel()
-        await asyncio.wait([self._accepting, *links])
+        await asyncio.gather(*links, return_exceptions=True)
         self._listening.close()
 
-    async def _accept(self) -> None:
-        while True:
-            made, _ = await asyncio.get_running_loop().sock_accept(self._listening)
-            made.setblocking(False)
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            link = Link(made, self.context)
-            task = asyncio.create_task(self._serve(link))
-            self.links[task] = link
-            task.add_done_callback(lambda task: self.links.pop(task).end())  # also of one that never ran
+    def _accept(self) -> None:
+        """In one step: a task that is cancelled as `sock_accept` returns would lose a connection, and leave it open."""
+        made, _ = self._listening.accept()
+        made.setblocking(False)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link = Link(made, self.context)
+        task = asyncio.create_task(self._serve(link))
+        self.links[task] = link
+        task.add_done_callback(lambda task: self.links.pop(task).end())  # also of one that never ran
 
     async def _serve(self, link: Link) -> None:
         with contextlib.suppress(OSError, ssl.SSLError):

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import ssl
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from ppd.proxy.runtime.process import new_loop
 from tests.fuzz.odd_engine import OddEngine, text_of
 from tests.support.credentials import Authority
 from tests.support.fleet import Fleet, has_work
+from tests.tidy_loop import unheard
 
 CONVERSATIONS, TURNS = 6, 6
 LONG = "x" * 600_000
@@ -163,3 +165,20 @@ def test_a_turn_gets_its_own_answer_or_an_error(kind: str, tmp_path: Path) -> No
     is_uvloop = KINDS[kind] != Kind(DataPlane.NATIVE)
     with asyncio.Runner(loop_factory=new_loop if is_uvloop else None) as runner:
         runner.run(run())
+
+
+def test_connections_that_come_as_the_engine_ends_are_closed() -> None:
+    async def run() -> None:
+        for seed in range(40):
+            engine = OddEngine(seed)
+            host, _, port = engine.address.partition(":")
+            with ExitStack() as clients:
+                for _ in range(3):
+                    clients.enter_context(socket.create_connection((host, int(port))))
+                    for _ in range(seed % 4):
+                        await asyncio.sleep(0)
+                await engine.close()
+
+    with unheard() as said, asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(run())
+    assert said == []

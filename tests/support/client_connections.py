@@ -244,13 +244,21 @@ async def site(
 
 
 async def _accept(listening: socket.socket, make: Callable[[], ClientConnection]) -> None:
+    """`sock_accept` would lose, and leave open, a connection that comes as this is cancelled."""
     loop, poller = asyncio.get_running_loop(), plane.Poller() if _is_polled.get() else None
-    while True:
-        accepted, _ = await loop.sock_accept(listening)
-        if poller is not None:
-            poller.adopt(accepted, make())
-        else:
-            await loop.connect_accepted_socket(make, accepted)
+    readable = asyncio.Event()
+    loop.add_reader(listening, readable.set)
+    try:
+        while await readable.wait():
+            readable.clear()
+            with contextlib.suppress(BlockingIOError):
+                accepted, _ = listening.accept()
+                if poller is not None:
+                    poller.adopt(accepted, make())
+                else:
+                    await loop.connect_accepted_socket(make, accepted)
+    finally:
+        loop.remove_reader(listening)
 
 
 class _Keeps(logging.Handler):

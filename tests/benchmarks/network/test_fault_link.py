@@ -12,6 +12,7 @@ from random import Random
 import pytest
 
 from benchmarks.network.fault_link import Conditions, FaultLink, LinkDirection, Way
+from tests.tidy_loop import unheard
 
 pytestmark = pytest.mark.e2e  # processes and sockets, for which it waits
 
@@ -256,3 +257,15 @@ async def test_a_slow_reader_is_not_run_over() -> None:
                     sent += 2**16
         assert sent < 10**8
         assert far[0] is not None
+
+
+async def test_a_connection_that_comes_as_it_ends_is_closed() -> None:
+    with unheard() as said:
+        async with FaultLink("127.0.0.1", 1) as link:
+            host, port = link.address.split(":")
+            with socket.create_connection((host, int(port)), timeout=10) as client:
+                link._accept()
+                await link.__aexit__()
+                assert client.recv(1) == b""
+            link._listening = socket.socket()  # for the second end
+    assert said == []

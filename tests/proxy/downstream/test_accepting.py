@@ -18,6 +18,7 @@ from ppd.proxy.downstream import connections as module
 from ppd.proxy.downstream.connections import Connections
 from ppd.proxy.downstream.http1_server import Http1Server
 from tests.support.client_connections import site
+from tests.tidy_loop import unheard
 
 LOST = "new clients get no connection: %s"
 
@@ -112,6 +113,20 @@ async def test_that_clients_are_refused_is_told_once(caplog: pytest.LogCaptureFi
             writer.transport.abort()
     (line,) = told(caplog)
     assert line.startswith("new clients get no connection: more than 2 connections from one address, and none is idle")
+
+
+async def test_one_that_is_refused_as_the_process_ends_is_closed() -> None:
+    listening = Listening()
+    with unheard() as said:
+        async with accepting_from(listening, connections_per_address=1) as connections:
+            await asyncio.sleep(0)
+            connections._limit = 0
+            with socket.create_connection(listening._socket.getsockname(), timeout=10) as client:
+                assert connections._accept_some(cast(socket.socket, listening))
+                await connections.close()
+                assert connections._turning_away == 0
+                assert client.recv(1) == b""
+    assert said == []
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -123,7 +123,7 @@ def _both_at_once() -> _Moves:
         s.DECODE: {
             e.BEGAN: (s.ANSWERED, (a.NOTE_MOVED,)),
             e.DECODE_FAILED: (s.OVER, (a.FAIL,)),
-            e.LEFT: (s.TAKEN, (a.END_DECODE,)),
+            e.LEFT: (s.LEFT_PULL, ()),
             e.CLOSED: (s.OVER, (a.END_DECODE,)),
         },
         s.BESIDE: {
@@ -168,7 +168,7 @@ def _left() -> _Moves:
             e.CLOSED: (s.TAKEN, (a.END_DECODE,)),
         },
         s.LEFT_BOTH: {
-            e.HANDED_OVER: (s.TAKEN, (a.END_DECODE,)),
+            e.HANDED_OVER: (s.LEFT_PULL, ()),
             e.NOTHING: (s.OVER, (a.END_DECODE,)),
             e.WHOLE: (s.OVER, (a.END_DECODE,)),
             e.PREFILL_FAILED: (s.OVER, (a.END_DECODE,)),

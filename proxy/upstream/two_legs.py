@@ -73,9 +73,13 @@ class TwoLegs(Generic[T]):
         """Nobody waits for the answer any more, but D may need what P computes."""
         self._take(LegsEvent.LEFT)
 
-    def close(self) -> None:
-        """Ends what is under way, at any time; may be called twice."""
-        self._take(LegsEvent.CLOSED)
+    async def until_prefilled(self) -> None:
+        """Until P's leg has ended, and `legs` know."""
+        await asyncio.wait({self._prefill})
+
+    def close(self, *, is_unreached: bool = False) -> None:
+        """Ends what is under way, at any time; may be called twice. is_unreached: D was not sent its leg."""
+        self._take(LegsEvent.UNREACHED if is_unreached else LegsEvent.CLOSED)
 
     def _ended(self, _: asyncio.Task[Any]) -> None:
         """A leg has. Of two that ended at once D's answer counts first, then what became of P."""

@@ -187,5 +187,5 @@ def test_every_run_ends_with_one_outcome(order: LegOrder) -> None:
     assert seen == (
         set(AWAITED) - {S.BOTH, S.DECODE, S.BESIDE, S.LEFT_BOTH}
         if order is LegOrder.P_THEN_D
-        else set(AWAITED) - {S.PREFILL, S.PULL, S.LEFT_PREFILL, S.LEFT_PULL, S.UNTAKEN}
+        else set(AWAITED) - {S.PREFILL, S.PULL, S.LEFT_PREFILL}
     )

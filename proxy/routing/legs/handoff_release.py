@@ -6,7 +6,7 @@ nothing before its engine knows the request. Once the head of P's answer is ther
 rest of the answer is read for up to `READ_ON_S`.
 
 Where D sets blocks aside for P to write into, both legs go on until P has computed the prompt: after an abort of P's, D
-would wait for P, and keep these blocks, for minutes.
+would wait for P, and keep these blocks, for minutes. D's goes on for `GRACE_S` more, as above.
 """
 
 from __future__ import annotations
@@ -99,15 +99,18 @@ class HandoffRelease:
             log.error("an abandoned SPLIT could not be ended", exc_info=task.exception())
 
     async def _end_abandoned(self, task: asyncio.Task[OpenAnswer], attempt: Attempt) -> None:
-        legs = attempt.legs
+        legs, both = attempt.legs, attempt.both
         assert legs is not None, "a SPLIT has two"
         try:
-            if legs.state is LegsState.LEFT_BOTH:
-                await asyncio.wait({task})  # for as long as P's leg may take
-            elif legs.state in (LegsState.LEFT_PREFILL, LegsState.LEFT_PULL):
+            if legs.state is LegsState.LEFT_BOTH and both is not None:
+                await both.until_prefilled()
+            if legs.state in (LegsState.LEFT_PREFILL, LegsState.LEFT_PULL):
                 await self._wind_up(task, attempt)
             is_unreached = legs.state is LegsState.LEFT_PULL and not attempt.has_asked_decode
-            legs.take(LegsEvent.UNREACHED if is_unreached else LegsEvent.CLOSED)
+            if both is not None:
+                both.close(is_unreached=is_unreached)
+            else:
+                legs.take(LegsEvent.UNREACHED if is_unreached else LegsEvent.CLOSED)
         finally:
             task.cancel()
             await asyncio.wait({task})
@@ -132,7 +135,7 @@ class HandoffRelease:
         await asyncio.wait({task}, timeout=GRACE_S)
         for _ in range(READ_TURNS):  # so that a handoff which P has already sent is read
             await asyncio.sleep(0)
-        if attempt.has_prefill_begun_to_answer:
+        if attempt.both is None and attempt.has_prefill_begun_to_answer:
             attempt.booking.release(self._now())  # neither engine works for it
             self._admission.admit_waiting()
             await asyncio.wait({task}, timeout=READ_ON_S)

@@ -82,6 +82,8 @@ class Both:
                 self.answer.cancel()
             case "c":
                 self.both.close()
+            case "u":
+                self.both.close(is_unreached=True)
             case "l":
                 try:
                     self.both.leave()
@@ -141,12 +143,17 @@ CANCELLED, FAILED = "CancelledError", "OSError"
         ("d c", "answer", CANCELLED, "well", [ENDED]),
         ("d c c", "answer", CANCELLED, "well", [ENDED]),
         ("p d c", "answer", "well", "well", [MOVED]),
-        ("l p", "cancelled", "well", CANCELLED, []),
+        ("l p c", "cancelled", "well", CANCELLED, []),
         ("l n", "cancelled", "well", CANCELLED, []),
         ("l P", "cancelled", FAILED, CANCELLED, []),
-        ("lp", "cancelled", "well", CANCELLED, []),
-        ("pl", "cancelled", "well", CANCELLED, []),
-        ("p l", "cancelled", "well", CANCELLED, []),
+        ("lp c", "cancelled", "well", CANCELLED, []),
+        ("pl c", "cancelled", "well", CANCELLED, []),
+        ("p l c", "cancelled", "well", CANCELLED, []),
+        ("l p d", "answer", "well", "well", []),
+        ("p l d", "answer", "well", "well", []),
+        ("p l D", "D failed", "well", FAILED, []),
+        ("p l u", "cancelled", "well", CANCELLED, []),
+        ("l p x", "cancelled", "well", CANCELLED, []),
         ("l x", "cancelled", CANCELLED, CANCELLED, []),
         ("l c", "cancelled", CANCELLED, CANCELLED, []),
         ("l d c", "answer", CANCELLED, "well", []),
@@ -161,7 +168,8 @@ async def test_no_order_of_events_leaves_a_leg_open(
 ) -> None:
     """p, d: it ends well; n, w: P hands nothing over, or has all of the answer; P, D: it fails.
 
-    x: who awaits the answer is cancelled; c: the answer is over; l: it is left. What has no space is at once.
+    x: who awaits the answer is cancelled; c: the answer is over; l: it is left; u: D, not sent its leg, is given up.
+    What has no space is at once.
     """
     run = Both()
     await run.play(steps)

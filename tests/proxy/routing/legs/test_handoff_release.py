@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from ppd.proxy.connectors.leg import Handoff
 from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Phase
 from ppd.proxy.fleet.booking import LegBooking
@@ -19,6 +20,7 @@ from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.routing.attempt import Attempt, OpenAnswer
 from ppd.proxy.routing.legs.handoff_release import GRACE_S, HandoffRelease
 from ppd.proxy.upstream.call import Call
+from ppd.proxy.upstream.two_legs import TwoLegs
 from tests.proxy.routing.legs.release_lab import Lab, tell
 from tests.support.clock import LeapingTime, scenario
 from tests.support.requests import parse
@@ -234,26 +236,67 @@ async def test_a_d_that_cannot_be_reached_leaves_the_kv_to_another(lab: Lab, fai
     assert (lab.outstanding(), lab.fates()) == (0, {"taken": 1})
 
 
-async def test_closing_waits_for_as_long_as_it_may(lab: Lab) -> None:
-    has_answered = asyncio.Event()
+class AtOnce:
+    """P and D of one attempt, asked at once: P's leg ends after `p_s`, and D's first event comes after `d_s`."""
 
-    async def opening(made: Attempt) -> OpenAnswer:
-        await has_answered.wait()
-        tell(made, LegsEvent.HANDED_OVER)
+    def __init__(self, lab: Lab, made: Attempt, p_s: float, d_s: float) -> None:
+        made.legs, made.handoff = Legs(LegOrder.TOGETHER), Handoff({}, 10, None)
+        lab.proxy.state.handoffs.open(made.attempt_id, lab.proxy.state.now())
+        made.both = TwoLegs(made.legs, self._prefill(p_s), self._decode(d_s))
+        self.lab, self.made, self.fate_of_d = lab, made, ""
+
+    async def _prefill(self, after_s: float) -> LegsEvent:
+        await asyncio.sleep(after_s)
+        return LegsEvent.HANDED_OVER
+
+    async def _decode(self, after_s: float) -> OpenAnswer:
+        try:
+            await asyncio.sleep(after_s)
+        except asyncio.CancelledError:
+            self.fate_of_d = "ended"
+            raise
+        self.fate_of_d = "began"
         return opened()
 
+    async def leave(self, after_s: float) -> None:
+        async def opening(made: Attempt) -> OpenAnswer:
+            assert made.both is not None
+            return cast(OpenAnswer, await made.both.answer())
+
+        await self.lab.leave(self.made, opening, after_s=after_s)
+
+
+@pytest.mark.parametrize("leaves_s", [0.0, 0.015], ids=["while P computes", "once P is done"])
+@pytest.mark.parametrize(
+    ("d_s", "is_asked", "fate_of_d", "fate"),
+    [(GRACE_S / 2, True, "began", "taken"), (60.0, True, "ended", "taken"), (60.0, False, "ended", "left")],
+    ids=["D hears of it late", "D is not heard of", "D is not reached"],
+)
+async def test_once_p_is_done_a_d_gets_a_moment_to_take_what_p_holds(
+    lab: Lab, leaves_s: float, d_s: float, is_asked: bool, fate_of_d: str, fate: str
+) -> None:
+    """Of a D that was asked at the same time, and whose engine may not know the request yet."""
+    made = lab.running(await lab.decode("D1"), lab.join("P2", "p:2", connector="mooncake"))
+    if is_asked:
+        asks_d(made)
+    at_once = AtOnce(lab, made, 0.01, d_s)
+    await at_once.leave(leaves_s)
+    assert (at_once.fate_of_d, lab.fates(), lab.closed) == (fate_of_d, {fate: 1}, ["given back"])
+
+
+async def test_closing_waits_for_as_long_as_it_may(lab: Lab) -> None:
     made = lab.running(await lab.decode("D1"))
-    made.legs = Legs(LegOrder.TOGETHER)
-    turn = asyncio.ensure_future(lab.proxy.handoff_release.shielded(opening(made), made))
+    asks_d(made)
+    at_once = AtOnce(lab, made, 29.5, 60.0)
+    leaving = asyncio.create_task(at_once.leave(0.0))
     await asyncio.sleep(0)
-    turn.cancel()
-    await asyncio.wait({turn})
+    await asyncio.sleep(0)
     closing = asyncio.ensure_future(lab.proxy.handoff_release.close(30.0))
     await LeapingTime.of(asyncio.get_running_loop()).leap_over(29.0)
     assert not closing.done() and not lab.closed
-    has_answered.set()
     await closing
-    assert made.legs.state is LegsState.TAKEN
+    await leaving
+    assert made.legs is not None and made.legs.state is LegsState.TAKEN
 
 
 async def test_closing_waits_for_what_is_under_way_and_ends_it(lab: Lab) -> None:

@@ -27,6 +27,8 @@ class Receiver(Protocol):
 
     def send(self, data: bytes, *, is_last: bool = False) -> None: ...
 
+    def finish(self) -> None: ...  # the last was sent
+
     def fail(self) -> None: ...  # the stream can't be completed
 
 
@@ -87,7 +89,7 @@ class Splice:
 
     def start(self) -> None:
         self._receiver.send(self._stream.begin())
-        self._stream.begun()
+        self._written()
         if self._stream.is_over:
             self._expect_end()
         else:
@@ -118,8 +120,12 @@ class Splice:
             self._expect_end()
         else:
             self._arm()
-        if out or is_last:
-            self._receiver.send(out, is_last=is_last)
+        if is_last:
+            self._send_last(out)
+        else:
+            if out:
+                self._receiver.send(out)
+            self._written()
 
     def fail(self, error: LegError) -> None:
         try:
@@ -130,7 +136,7 @@ class Splice:
             log.exception("a stream failed")
             self._receiver.fail()
             return
-        self._receiver.send(out, is_last=True)
+        self._send_last(out)
 
     def pause(self) -> None:
         self._is_paused = True
@@ -153,6 +159,17 @@ class Splice:
 
     def give_up(self) -> None:
         self._stream.answer.give_up_waiting()
+
+    def _send_last(self, data: bytes) -> None:
+        self._receiver.send(data, is_last=True)
+        self._written()  # before the client's next request on this connection is begun
+        self._receiver.finish()
+
+    def _written(self) -> None:
+        try:
+            self._stream.written()
+        except Exception:  # its client is to have the answer all the same
+            log.exception("what is noted of a stream could not be")
 
     def _expect_end(self) -> None:
         """The client has everything; waits a moment for the worker's end of message, to reuse its connection."""

@@ -1,7 +1,6 @@
-"""`TurnExchange` serves one turn on the direct data plane.
+"""`TurnExchange` serves one turn without ASGI.
 
-A turn runs without ASGI: its head is checked and its body read here, the turn service answers it, and the answer is
-written as it comes.
+Its head is checked and its body read here, the turn service answers it, and the answer is written as it comes.
 """
 
 from __future__ import annotations
@@ -262,6 +261,7 @@ class TurnExchange:
                     await self._room.wait()
         body.abandon()
         self.send(b"", is_last=True)
+        self.finish()
 
     # -- writing
 
@@ -269,7 +269,7 @@ class TurnExchange:
     def chunked(self) -> asyncio.Transport | None:
         return None if self._is_old else self._connection.transport
 
-    def send(self, data: bytes, *, is_last: bool = False, is_cut: bool = False) -> None:
+    def send(self, data: bytes, *, is_last: bool = False) -> None:
         if self._state is not _STREAMING:
             return
         if data:
@@ -280,8 +280,10 @@ class TurnExchange:
         if self._unsent:
             out, self._unsent = self._unsent + out, b""
         self._connection.write(out)
-        if is_last:
-            self._finish(left=is_cut)
+
+    def finish(self) -> None:
+        if self._state is _STREAMING:
+            self._finish()
 
     def fail(self) -> None:
         self._connection.abort()
@@ -336,7 +338,8 @@ class TurnExchange:
         if self._state in (_READING, _ASKING, _WITHHOLDING):
             self._reply(error_reply(draining(), self._endpoint))
         elif self._state is _STREAMING and self._is_event_stream and self._is_between_events:
-            self.send(broken_off(self._endpoint, draining().message, 503), is_last=True, is_cut=True)
+            self.send(broken_off(self._endpoint, draining().message, 503), is_last=True)
+            self._finish(left=True)
         else:
             self._connection.abort()
         self._over(left=True)

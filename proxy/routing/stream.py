@@ -1,7 +1,7 @@
 """A streamed answer: which bytes the client gets for each piece of the worker's, and what the proxy learns meanwhile.
 
-The data plane that moves the bytes calls `begin`, then `feed` for each piece, then `end` or `fail` once. Or it reads
-`chunks`, which awaits the worker and does all that.
+The data plane that moves the bytes calls `begin`, then `feed` for each piece, then `end` or `fail` once, and `written`
+after each of them. Or it reads `chunks`, which awaits the worker and does all that.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class LargeBody:
 class Streaming:
     """One turn's answer; `abandon` may come at any time.
 
-    Who writes what `begin` returned calls `begun` next: what is noted there need not be waited for by the first token.
+    Who writes what was returned calls `written` next, before anything else comes of the client: no token need wait for
+    what is noted there.
     """
 
     __slots__ = (
@@ -66,7 +67,9 @@ class Streaming:
         "_first",
         "_first_token_s",
         "_is_begun",
+        "_is_ended",
         "_is_learnt",
+        "_is_untold",
         "_learner",
         "_match",
         "_relay",
@@ -93,7 +96,9 @@ class Streaming:
         self._summary = opened.observer.summary
         self._first_token_s: float | None = None
         self._is_begun = False
-        self._is_learnt = False
+        self._is_untold = False  # the answer is whole, and what it teaches is to be learnt
+        self._is_learnt = False  # the same, or it has been
+        self._is_ended = False
         self.is_over = False  # the answer is whole; the worker still has to end its HTTP message
 
     def begin(self) -> bytes:
@@ -102,11 +107,18 @@ class Streaming:
         first, self._first = self._first, b""  # not kept: the stream may be open for long
         return first
 
-    def begun(self) -> None:
-        if not self._is_begun:
-            self._is_begun = True
-            self._attempt.has_answered()
-            self._attempt.settle(self._state.bare_views)
+    def written(self) -> None:
+        """What was returned last has been written, or is about to be without a pause."""
+        try:
+            if not self._is_begun:
+                self._begin()
+            if self._is_untold:
+                self._learn()
+        finally:
+            if self._is_ended:
+                if self._attempt.receipt.outcome == "running":
+                    self._learner.broken(self._attempt.receipt, self._elapsed_s())
+                self._attempt.close()
 
     @property
     def plain(self) -> tuple[bytes, bytes] | None:
@@ -117,7 +129,7 @@ class Streaming:
         self._relay.passed(text, events)
 
     def feed(self, data: bytes) -> bytes:
-        """The client's bytes for this piece. Learns from it first: the client may send its next turn at once."""
+        """The client's bytes for this piece."""
         relay = self._relay
         if self._first_token_s is None:
             out = relay.feed(data)
@@ -141,20 +153,22 @@ class Streaming:
         """The last bytes of a broken answer: an error event in the endpoint's shape, unless the answer was whole."""
         rest = self._relay.rest()
         self._note()
+        if self._is_untold:  # it was whole, so it has not failed
+            self._learn()
         self._break_off(error)
         return rest + self._finish()
 
     def abandon(self) -> None:
-        self.begun()
+        self.written()
         if self._attempt.receipt.outcome == "running":
             self._learner.cancelled(self._attempt.receipt, self._elapsed_s(), is_answered=True)
         self._attempt.close()
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         out = self.begin()
-        self.begun()
         try:
             while True:
+                self.written()  # who takes a piece may pause, and the client send its next turn meanwhile
                 if out:
                     yield out
                 data = await self.answer.chunk(is_over=self.is_over)
@@ -164,31 +178,41 @@ class Streaming:
             tail = self.end()
         except LegError as exc:
             tail = self.fail(exc)
+        self.written()
         if tail:
             yield tail
 
     def _finish(self) -> bytes:
         tail = self._relay.finish()
         self._note()
-        if self._attempt.receipt.outcome == "running":
-            self._learner.broken(self._attempt.receipt, self._elapsed_s())
-        self._attempt.close()
+        self._is_ended = True
         return tail
 
     def _note(self) -> None:
-        """Notes the first token's time; learns once, when the answer is whole."""
+        """Notes the first token's time, and once that the answer is whole. Other processes know before the client."""
         summary = self._summary
         self.is_over = summary.ended
         if self._first_token_s is None and summary.first_token_seen:
             self._first_token_s = self._state.now()
         if summary.completed and not self._is_learnt and summary.finish_reason != ABORTED:
-            self._is_learnt = True
-            self.begun()
-            if self._attempt.receipt.outcome == "running":
-                times_s = None if self._first_token_s is None else (self._first_token_s, self._state.now())
-                answer = SeenAnswer(summary, self._reply, times_s)
-                complete(self._state, self._learner, self._match, self._attempt, answer)
-                tell(self._state)
+            self._is_learnt = self._is_untold = True
+            if self._state.sessions.replicated is not None:
+                self._learn()
+
+    def _begin(self) -> None:
+        self._is_begun = True
+        self._attempt.has_answered()
+        self._attempt.settle(self._state.bare_views)
+
+    def _learn(self) -> None:
+        self._is_untold = False
+        if not self._is_begun:
+            self._begin()
+        if self._attempt.receipt.outcome == "running":
+            times_s = None if self._first_token_s is None else (self._first_token_s, self._state.now())
+            answer = SeenAnswer(self._summary, self._reply, times_s)
+            complete(self._state, self._learner, self._match, self._attempt, answer)
+            tell(self._state)
 
     def _break_off(self, exc: LegError) -> None:
         """Books a failure after the client got bytes; a failure after the last event counts for nothing."""

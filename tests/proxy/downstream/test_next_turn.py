@@ -184,21 +184,23 @@ async def test_a_turn_is_learnt_before_its_client_can_send_the_next_one(
         while not any(LAST in data for data, _ in told):
             await asyncio.sleep(0)
         assert known() == 1, "nothing was read meanwhile"
-    is_first = answer == "whole" and plane is direct and not has_others  # written before it teaches anything
+    is_first = plane is direct and not has_others  # written before it teaches anything
     assert [known for data, known in told if LAST in data] == [0 if is_first else 1]
     assert answer in ("whole", "streamed at once") or told[0][1] == 0, "the beginning does not wait"
 
 
 @pytest.mark.slow
-async def test_a_turn_that_was_sent_ahead_of_the_answer_goes_on_from_it() -> None:
+@pytest.mark.parametrize("answer", ANSWERS)
+async def test_a_turn_that_was_sent_ahead_of_the_answer_goes_on_from_it(answer: str) -> None:
     told = Told()
     said = [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "ab"},
         {"role": "user", "content": "on"},
     ]
-    bodies = [msgspec.json.encode({"model": "m", "messages": said[:count]}) for count in (1, 3)]
-    async with fleet(ANSWERS["whole"]) as proxy, asyncio.timeout(60):
+    is_stream = answer != "whole"
+    bodies = [msgspec.json.encode({"model": "m", "messages": said[:count], "stream": is_stream}) for count in (1, 3)]
+    async with fleet(ANSWERS[answer]) as proxy, asyncio.timeout(60):
         await direct(proxy, bodies[0], lambda data: told.append((data, 0)), then=bodies[1])
         while sum(LAST in data for data, _ in told) < 2:
             await asyncio.sleep(0)
@@ -210,16 +212,17 @@ async def test_a_turn_that_was_sent_ahead_of_the_answer_goes_on_from_it() -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("answer", ANSWERS)
 async def test_a_turn_that_cannot_be_ended_loses_neither_its_answer_nor_its_connection(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    answer: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = Told()
-    body = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
-    async with fleet(ANSWERS["whole"]) as proxy, asyncio.timeout(60):
+    told, messages = Told(), [{"role": "user", "content": "hi"}]
+    body = msgspec.json.encode({"model": "m", "messages": messages, "stream": answer != "whole"})
+    async with fleet(ANSWERS[answer]) as proxy, asyncio.timeout(60):
         monkeypatch.setattr(proxy.learner, "completed", lambda *_: 1 / 0)
         await direct(proxy, body, lambda data: told.append((data, 0)), then=body)
         while sum(LAST in data for data, _ in told) < 2:
             await asyncio.sleep(0)
         assert sum(view.inflight for view in proxy.state.registry.views()) == 0
-    assert [data.startswith(b"HTTP/1.1 200") for data, _ in told] == [True, True]
+    assert [data[:12] for data, _ in told if data.startswith(b"HTTP/")] == [b"HTTP/1.1 200"] * 2
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError] * 2

@@ -11,7 +11,7 @@ import pytest
 
 from ppd.proxy.downstream.stream_splice import SilenceWatch, Splice
 from ppd.proxy.errors import LegError
-from ppd.proxy.failures import Cause
+from ppd.proxy.failures import Cause, Phase
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.routing.stream import Streaming
 from ppd.proxy.upstream.call import Answer, Call, Timeouts
@@ -33,11 +33,16 @@ class Stream:
     is_over: bool = False
     breaks: bool = False
     is_abandoned: bool = False
+    done: list[str] = field(default_factory=list)  # the client's part too, in their order
+    cannot_note: bool = False
 
     def begin(self) -> bytes:
         return b"first "
 
-    def begun(self) -> None: ...
+    def written(self) -> None:
+        self.done.append("noted")
+        if self.cannot_note:
+            raise RuntimeError("a defect")
 
     def feed(self, data: bytes) -> bytes:
         if self.breaks:
@@ -66,12 +71,17 @@ class Client:
     has_failed: bool = False
     splice: Splice | None = None
     chunked: asyncio.Transport | None = None
+    done: list[str] = field(default_factory=list)
 
     def send(self, data: bytes, *, is_last: bool = False) -> None:
         self.got.append(data)
-        self.is_ended = is_last
+        self.done.append("sent the last" if is_last else "sent")
         if len(self.got) == self.takes and self.splice is not None:
             self.splice.pause()
+
+    def finish(self) -> None:
+        self.is_ended = True
+        self.done.append("finished")
 
     def fail(self) -> None:
         self.has_failed = True
@@ -83,7 +93,7 @@ def spliced(wire: Wire, *, takes: int = 1000, idle_s: float = 5.0) -> tuple[Answ
     answer = Answer(cast(WorkerConnection, wire), PATIENT, Call(worker(1)), lambda _: None)
     answer.head(200, {})
     stream = Stream(answer)
-    client = Client(takes)
+    client = Client(takes, done=stream.done)
     client.splice = Splice(cast(Streaming, stream), client, asyncio.get_running_loop(), SilenceWatch(idle_s))
     return answer, stream, client, client.splice
 
@@ -99,6 +109,22 @@ async def test_what_came_before_and_after_the_start_goes_on_in_its_order() -> No
     answer.body_came(b"b", is_last=False)
     answer.body_came(b"c", is_last=True)
     assert b"".join(client.got) == b"first abcend" and client.is_ended
+
+
+@pytest.mark.parametrize("cannot_note", [False, True])
+@pytest.mark.parametrize("breaks_off", [False, True])
+async def test_what_is_noted_waits_until_the_client_has_its_bytes(breaks_off: bool, cannot_note: bool) -> None:
+    """But comes before whatever the client asks next on its connection. A defect there costs the client nothing."""
+    answer, stream, client, splice = spliced(Wire())
+    splice.start()
+    stream.cannot_note = cannot_note
+    answer.body_came(b"a", is_last=False)
+    if breaks_off:
+        splice.fail(LegError("", worker="w", phase=Phase.STREAM, cause=Cause.RESET))
+    else:
+        answer.body_came(b"", is_last=True)
+    assert stream.done == ["sent", "noted"] * 2 + ["sent the last", "noted", "finished"]
+    assert not client.has_failed
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ class Stream:
     def begin(self) -> bytes:
         return b": it begins\n\n"
 
-    def begun(self) -> None: ...
+    def written(self) -> None: ...
 
     def feed(self, data: bytes) -> bytes:
         self.long_ways += 1
@@ -137,7 +137,9 @@ class Client(asyncio.Protocol):
     def send(self, data: bytes, *, is_last: bool = False) -> None:
         out = response.chunk(data) if data else b""
         self.transport.write(out + response.END if is_last else out)
-        self.is_ended = is_last
+
+    def finish(self) -> None:
+        self.is_ended = True
 
     def fail(self) -> None:
         raise AssertionError("a stream failed")

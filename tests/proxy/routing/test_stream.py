@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -54,6 +55,15 @@ class Said(list[str]):
         self.append("cancelled")
 
 
+class Told:
+    """The other processes."""
+
+    turns = 0
+
+    def tell(self) -> None:
+        self.turns += 1
+
+
 @pytest.fixture
 def said() -> Said:
     return Said()
@@ -75,18 +85,57 @@ def test_the_caches_are_told_once_the_first_bytes_are_on_their_way(said: Said) -
     stream = streaming(said)
     assert stream.begin() == FIRST
     assert said == []
-    stream.begun()
+    stream.written()
     assert said == ["answering"]
     assert stream.feed(LAST) == LAST
-    stream.end()
+    assert said == ["answering"], "nor do the last bytes wait for what they teach"
+    stream.written()
+    assert said == ["answering", "completed"]
+    assert stream.end() == b""
+    assert said == ["answering", "completed"]
+    for _ in range(2):
+        stream.written()
     stream.abandon()
+    assert said == ["answering", "completed", "closed"]
+
+
+def test_a_turn_that_cannot_be_noted_is_closed(said: Said) -> None:
+    stream = streaming(said, FIRST + LAST)
+    stream._learner = cast(Any, SimpleNamespace(completed=lambda *_: 1 / 0, broken=lambda *_: said.append("broken")))
+    stream.begin()
+    stream.end()
+    with pytest.raises(ZeroDivisionError):
+        stream.written()
+    assert said == ["answering", "broken", "closed"]
+
+
+def test_other_processes_know_before_the_client_has_the_last_bytes(said: Said) -> None:
+    stream, told = streaming(said), Told()
+    stream._state.sessions.replicated = cast(Any, told)
+    stream.begin()
+    stream.feed(LAST)
+    assert (said, told.turns) == (["answering", "completed"], 1)
+    stream.written()
+    assert (said, told.turns) == (["answering", "completed"], 1)
+
+
+@pytest.mark.parametrize("comes", ["a reset", "its client leaves"])
+def test_a_whole_answer_whose_last_bytes_were_not_written_yet_has_not_failed(said: Said, comes: str) -> None:
+    stream = streaming(said)
+    stream.begin()
+    stream.feed(LAST)
+    if comes == "a reset":
+        stream.fail(LegError("it broke", worker="d1:80", phase=Phase.STREAM, cause=Cause.RESET))
+        stream.written()
+    else:
+        stream.abandon()
     assert said == ["answering", "completed", "closed"]
 
 
 def test_a_whole_answer_in_its_first_bytes_is_learnt_from_after_the_caches_know(said: Said) -> None:
     stream = streaming(said, FIRST + LAST)
     stream.begin()
-    stream.begun()
+    stream.written()
     assert said == ["answering", "completed"]
 
 
@@ -101,6 +150,7 @@ def test_an_answer_whose_end_shows_with_the_end_of_the_stream_is_whole(said: Sai
     stream.begin()
     reset = LegError("it broke", worker="d1:80", phase=Phase.STREAM, cause=Cause.RESET)
     out = stream.feed(last) + (stream.fail(reset) if breaks else stream.end())
+    stream.written()
     assert out.startswith(last) and out.strip(b"\r\n") == LAST.strip(), "and no error event"
     assert said == ["answering", "completed", "closed"], "and no failure of the worker"
 
@@ -111,7 +161,7 @@ def test_of_an_answer_that_nobody_takes_the_caches_are_told(said: Said) -> None:
 
 
 def test_what_prefill_answered_is_not_in_the_cache_of_decode(said: Said) -> None:
-    streaming(said, on_prefill=True).begun()
+    streaming(said, on_prefill=True).written()
     assert said == []
 
 

@@ -53,7 +53,7 @@ class FleetSpec:
 
 @dataclass(frozen=True, slots=True)
 class FleetProgram:
-    name: str  # "P1", or "proxy"
+    name: str  # "P-8100", or "proxy"
     address: str
     launch: Launch
     log: Path
@@ -135,7 +135,7 @@ def _worker(spec: FleetSpec, role: Role, index: int, ordinal: int, advertised: s
     argv += ["--proxy", f"{HOST}:{spec.heartbeat_port}"]
     argv += ["--side-channel-port", str(FIRST_SIDE_CHANNEL + spec.port_offset + ordinal)]
     argv += ["--advertise", advertised, "--sidecar"] if advertised else []
-    name, engine = f"{role}{index + 1}", spec.prepared
+    name, engine = f"{role}-{port}", spec.prepared  # not "D1": the proxy numbers workers as they come
     engine_log = spec.log_dir / f"{name}-engine.log"
     argv += ["--log", str(engine_log)]
     own_x = spec.x_of_decodes[index] if role is Role.DECODE and spec.x_of_decodes else None

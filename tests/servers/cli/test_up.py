@@ -108,9 +108,9 @@ def test_programs_are_called_as_the_proxy_calls_their_workers() -> None:
     assert [line.split() for line in programs(plan(spec), names)] == [
         ["program", "address", "log"],
         ["proxy", "127.0.0.1:10001", "ppd-logs/proxy.log"],
-        ["P1", "127.0.0.1:8100", "ppd-logs/P1-engine.log"],
-        ["D2", "127.0.0.1:8200", "ppd-logs/D1-engine.log"],
-        ["D1", "127.0.0.1:8201", "ppd-logs/D2-engine.log"],
+        ["P1", "127.0.0.1:8100", "ppd-logs/P-8100-engine.log"],
+        ["D2", "127.0.0.1:8200", "ppd-logs/D-8200-engine.log"],
+        ["D1", "127.0.0.1:8201", "ppd-logs/D-8201-engine.log"],
     ]
 
 

@@ -35,7 +35,7 @@ def flag(argv: tuple[str, ...], name: str) -> str:
 
 def test_a_fleet_is_the_proxy_and_its_workers_each_on_its_own_port() -> None:
     members = plan(spec())
-    assert [member.name for member in members] == ["proxy", "P1", "D1", "D2", "R1"]
+    assert [member.name for member in members] == ["proxy", "P-8100", "D-8200", "D-8201", "R-8300"]
     assert [member.address.rpartition(":")[2] for member in members] == ["10001", "8100", "8200", "8201", "8300"]
     channels = [flag(member.launch.argv, "--side-channel-port") for member in members[1:]]
     assert len(set(channels)) == 4
@@ -45,18 +45,19 @@ def test_behind_envoy_each_d_and_r_is_announced_as_its_sidecar() -> None:
     members = plan(spec(gateway=EnvoyGateway(program="envoy", config=ProxyConfig()), connector="none", port_offset=100))
     named = {member.name: member for member in members}
     assert list(named) == [
-        *("picker", "envoy", "P1", "D1", "D1-sidecar", "D2", "D2-sidecar", "R1", "R1-sidecar"),
+        *("picker", "envoy", "P-8200", "D-8300", "D-8300-sidecar", "D-8301", "D-8301-sidecar", "R-8400"),
+        "R-8400-sidecar",
     ]
     announced = [member.worker.rpartition(":")[2] for member in members if member.worker]
     assert announced == ["8200", "8600", "8601", "8602"]
-    for worker in ("D1", "D2", "R1"):
+    for worker in ("D-8300", "D-8301", "R-8400"):
         sidecar = named[f"{worker}-sidecar"]
         assert flag(named[worker].launch.argv, "--advertise") == sidecar.address
         assert "--sidecar" in named[worker].launch.argv
         assert flag(sidecar.launch.argv, "--engine") == f"http://{named[worker].address}"
-        assert ("--connector" in sidecar.launch.argv) is (worker != "R1")
+        assert ("--connector" in sidecar.launch.argv) is (worker != "R-8400")
         assert flag(sidecar.launch.argv, "--role") == worker[0]
-    assert "--advertise" not in named["P1"].launch.argv
+    assert "--advertise" not in named["P-8200"].launch.argv
     assert flag(named["picker"].launch.argv, "--port") in flag(named["envoy"].launch.argv, "--config-yaml")
     assert len({member.address for member in members}) == len(members)
 
@@ -73,12 +74,12 @@ def test_behind_envoy_a_sidecar_is_told_what_agents_announce(connector: str) -> 
         options = AgentOptions(**{**params, "role": Role(params["role"]), "connector": connector})
         return agent.identity_of(options, named[name].address)
 
-    for name in ("D1", "D2"):
+    for name in ("D-8207", "D-8208"):
         argv = list(map(str, named[f"{name}-sidecar"].launch.argv[4:]))
         made = sidecar.options_of(sidecar.command.make_context("sidecar", argv).params)
         assert made.connector == connector
         assert dict(made.coordinates) == announced(name).coordinates
-        told = {named[p].address: announced(p).coordinates for p in ("P1", "P2")}
+        told = {named[p].address: announced(p).coordinates for p in ("P-8107", "P-8108")}
         assert made.prefills == {address: known for address, known in told.items() if known}
 
 
@@ -89,9 +90,9 @@ def test_behind_envoy_an_encoder_is_announced_as_itself() -> None:
         member.name: member
         for member in plan(spec(gateway=EnvoyGateway(program="envoy", config=ProxyConfig()), workers=workers))
     }
-    assert list(named) == ["picker", "envoy", "D1", "D1-sidecar", "E1"]
-    assert named["E1"].worker == named["E1"].address
-    assert flag(named["D1-sidecar"].launch.argv, "--allow-encoder") == "127.0.0.1/32"
+    assert list(named) == ["picker", "envoy", "D-8200", "D-8200-sidecar", "E-8400"]
+    assert named["E-8400"].worker == named["E-8400"].address
+    assert flag(named["D-8200-sidecar"].launch.argv, "--allow-encoder") == "127.0.0.1/32"
 
 
 def test_vllms_encoders_share_a_folder_with_all_others(tmp_path: Path) -> None:
@@ -138,9 +139,9 @@ def test_a_d_with_a_share_of_its_own_is_told_it_and_the_proxy_goes_by_it() -> No
 @pytest.mark.parametrize("connector", [None, *CONNECTORS])
 def test_a_connector_is_that_of_p_and_d_and_an_engine_that_of_all(connector: str | None) -> None:
     members = plan(spec(connector=connector))
-    with_it = [] if connector is None else ["P1", "D1", "D2"]
+    with_it = [] if connector is None else ["P-8100", "D-8200", "D-8201"]
     if connector is not None and usual_engine(connector) != "vllm":
-        with_it.append("R1")
+        with_it.append("R-8300")
     assert [member.name for member in members if "--connector" in member.launch.argv] == with_it
     assert all(flag(member.launch.argv, "--connector") == connector for member in members if member.name in with_it)
 

@@ -53,10 +53,11 @@ class ChurnSample:
 
 def churn(subject: Subject, minutes: float, bench: OverheadBench) -> Iterator[ChurnSample]:
     """One sample after each round of a few seconds, when no stream is open."""
-    begun_s, requests, faults = time.monotonic(), 0, Counter[tuple[str, str]]()
+    requests, faults = 0, Counter[tuple[str, str]]()
     with running_backend(bench.tools, bench.cores.mock, bench.folder) as backend:
         with opened(subject, FleetKind.PLAIN, backend, bench) as endpoint:
             clients = LoadGenerator(bench.tools, bench.cores, bench.folder)
+            begun_s = time.monotonic()  # not before: all may take longer to start than is asked for
             while time.monotonic() < begun_s + 60 * minutes:
                 for row in _ROUND:
                     load = _asked(row, endpoint, clients)

@@ -169,7 +169,7 @@ class Splice:
         try:
             self._stream.written()
         except Exception:  # its client is to have the answer all the same
-            log.exception("what is noted of a stream could not be")
+            log.exception("what a stream taught could not be noted")
 
     def _expect_end(self) -> None:
         """The client has everything; waits a moment for the worker's end of message, to reuse its connection."""

@@ -111,7 +111,7 @@ class Streaming:
         """What was returned last has been written, or is about to be without a pause."""
         try:
             if not self._is_begun:
-                self._begin()
+                self._settle()
             if self._is_untold:
                 self._learn()
         finally:
@@ -199,7 +199,8 @@ class Streaming:
             if self._state.sessions.replicated is not None:
                 self._learn()
 
-    def _begin(self) -> None:
+    def _settle(self) -> None:
+        """The beginning of the answer is with the client, or nobody takes it any more."""
         self._is_begun = True
         self._attempt.has_answered()
         self._attempt.settle(self._state.bare_views)
@@ -207,7 +208,7 @@ class Streaming:
     def _learn(self) -> None:
         self._is_untold = False
         if not self._is_begun:
-            self._begin()
+            self._settle()
         if self._attempt.receipt.outcome == "running":
             times_s = None if self._first_token_s is None else (self._first_token_s, self._state.now())
             answer = SeenAnswer(self._summary, self._reply, times_s)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator
+from enum import Enum
 from typing import Protocol
 
 from ..bodies.shared_bytes import STEP_BYTES, SharedBytes
@@ -55,6 +56,16 @@ class LargeBody:
     def abandon(self) -> None: ...
 
 
+class _Stage(Enum):
+    NEW = "nothing was written yet"
+    BEGUN = "the client has the beginning"
+    ENDED = "the last bytes are made"
+
+
+# Looking up an enum's members by name is slow.
+_NEW, _BEGUN, _ENDED = _Stage.NEW, _Stage.BEGUN, _Stage.ENDED
+
+
 class Streaming:
     """One turn's answer; `abandon` may come at any time.
 
@@ -66,14 +77,12 @@ class Streaming:
         "_attempt",
         "_first",
         "_first_token_s",
-        "_is_begun",
-        "_is_ended",
-        "_is_learnt",
         "_is_untold",
         "_learner",
         "_match",
         "_relay",
         "_reply",
+        "_stage",
         "_state",
         "_summary",
         "answer",
@@ -95,10 +104,8 @@ class Streaming:
         self._relay = opened.relay
         self._summary = opened.observer.summary
         self._first_token_s: float | None = None
-        self._is_begun = False
-        self._is_untold = False  # the answer is whole, and what it teaches is to be learnt
-        self._is_learnt = False  # the same, or it has been
-        self._is_ended = False
+        self._stage = _NEW
+        self._is_untold: bool | None = None  # what the answer teaches; None: it is not whole
         self.is_over = False  # the answer is whole; the worker still has to end its HTTP message
 
     def begin(self) -> bytes:
@@ -110,12 +117,12 @@ class Streaming:
     def written(self) -> None:
         """What was returned last has been written, or is about to be without a pause."""
         try:
-            if not self._is_begun:
+            if self._stage is _NEW:
                 self._settle()
             if self._is_untold:
                 self._learn()
         finally:
-            if self._is_ended:
+            if self._stage is _ENDED:
                 if self._attempt.receipt.outcome == "running":
                     self._learner.broken(self._attempt.receipt, self._elapsed_s())
                 self._attempt.close()
@@ -185,7 +192,9 @@ class Streaming:
     def _finish(self) -> bytes:
         tail = self._relay.finish()
         self._note()
-        self._is_ended = True
+        if self._stage is _NEW:
+            self._settle()
+        self._stage = _ENDED
         return tail
 
     def _note(self) -> None:
@@ -194,20 +203,20 @@ class Streaming:
         self.is_over = summary.ended
         if self._first_token_s is None and summary.first_token_seen:
             self._first_token_s = self._state.now()
-        if summary.completed and not self._is_learnt and summary.finish_reason != ABORTED:
-            self._is_learnt = self._is_untold = True
+        if summary.completed and self._is_untold is None and summary.finish_reason != ABORTED:
+            self._is_untold = True
             if self._state.sessions.replicated is not None:
                 self._learn()
 
     def _settle(self) -> None:
         """The beginning of the answer is with the client, or nobody takes it any more."""
-        self._is_begun = True
+        self._stage = _BEGUN
         self._attempt.has_answered()
         self._attempt.settle(self._state.bare_views)
 
     def _learn(self) -> None:
         self._is_untold = False
-        if not self._is_begun:
+        if self._stage is _NEW:
             self._settle()
         if self._attempt.receipt.outcome == "running":
             times_s = None if self._first_token_s is None else (self._first_token_s, self._state.now())

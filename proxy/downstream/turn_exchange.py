@@ -281,10 +281,6 @@ class TurnExchange:
             out, self._unsent = self._unsent + out, b""
         self._connection.write(out)
 
-    def finish(self) -> None:
-        if self._state is _STREAMING:
-            self._finish()
-
     def fail(self) -> None:
         self._connection.abort()
         self._give_up(left=True)
@@ -316,7 +312,7 @@ class TurnExchange:
             self._connection.write(self._answer_head(reply, len(reply.body)) + reply.body)
         finally:
             reply.written()
-        self._finish()
+        self.finish()
 
     def _answer_head(self, reply: TurnReply, size: int | None) -> bytes:
         if self.record is not None:
@@ -339,7 +335,7 @@ class TurnExchange:
             self._reply(error_reply(draining(), self._endpoint))
         elif self._state is _STREAMING and self._is_event_stream and self._is_between_events:
             self.send(broken_off(self._endpoint, draining().message, 503), is_last=True)
-            self._finish(left=True)
+            self.finish(left=True)
         else:
             self._connection.abort()
         self._over(left=True)
@@ -357,7 +353,8 @@ class TurnExchange:
         if self._splice is not None:
             self._splice.resume()
 
-    def _finish(self, *, left: bool = False) -> None:
+    def finish(self, *, left: bool = False) -> None:
+        """The last was written; the next exchange of the connection may begin."""
         self._over(left=left)
         self._connection.finished(keeps_alive=self._may_keep_alive and not self.is_draining)
 

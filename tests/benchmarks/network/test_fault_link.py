@@ -211,6 +211,7 @@ async def test_partitions_come_and_go() -> None:
             link.heal()
             _, writer = await connect(link)
             (await far.pipes.get())[1].close()
+            assert far.pipes.empty(), "one connection for one client, and none for what plugged the port"
             writer.close()
 
 

@@ -27,7 +27,9 @@ from pathlib import Path
 import aiohttp
 
 from ppd.offline.experiment.files import write_whole
+from ppd.proxy.connectors.nixl import Nixl
 from ppd.proxy.errors import PPDError
+from ppd.servers.sim.protocols import PROTOCOLS
 
 from . import records, summary
 from .clients import SoakClients
@@ -50,7 +52,7 @@ async def soak(head: SoakHead, folder: Path, oracle: Oracle) -> Records:
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
     async with (
         aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)) as operator,
-        running_fleet(folder, operator, head.processes) as fleet,
+        running_fleet(folder, operator, head.processes, head.connector) as fleet,
     ):
         descriptors_before = sum(map(descriptors, fleet.proxy_pids))
         begun_s = time.monotonic()
@@ -64,7 +66,7 @@ async def soak(head: SoakHead, folder: Path, oracle: Oracle) -> Records:
             clients = SoakClients(session, fleet.url, ADMIN_KEY, oracle, clock)
             conversations = (SoakConversation(head.seed, number) for number in itertools.count())
             async with asyncio.TaskGroup() as group:
-                group.create_task(fault_runner.run(plan(head.seed, head.seconds)))
+                group.create_task(fault_runner.run(plan(head.seed, head.seconds, head.connector)))
                 for _ in range(head.clients):
                     group.create_task(clients.play(conversations, head.seconds))
         monitoring.cancel()
@@ -89,6 +91,7 @@ def head_of(args: argparse.Namespace) -> SoakHead:
         warm_up_s=min(_WARM_UP_S, seconds * _WARM_UP_SHARE),
         clients=args.clients,
         processes=args.processes,
+        connector=args.connector,
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -116,6 +119,9 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--seed", type=int, default=0, help="of the conversations and the faults; default: 0")
     top.add_argument("--clients", type=int, default=12, help="conversations at a time; default: 12")
     top.add_argument("--processes", type=int, default=1, help="of the proxy; default: 1")
+    top.add_argument(
+        "--connector", choices=list(PROTOCOLS), default=Nixl.name, help=f"of the engines; default: {Nixl.name}"
+    )
     top.add_argument("--records", type=Path, help="records of an earlier run: report them again")
     top.add_argument("--out", dest="output", type=Path, required=True, help="folder for records, report and logs")
     return top

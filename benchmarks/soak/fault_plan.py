@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from random import Random
 from typing import Any, Final
 
 import msgspec
+
+from ppd.proxy.connectors.mooncake import Mooncake
+from ppd.proxy.connectors.nixl import Nixl
+from ppd.proxy.connectors.p2p_nccl import P2pNccl
+from ppd.proxy.connectors.sglang import SGLang
 
 from .records import FINE, ClientOutcome, Disturbance, FleetFault, RequestRecord
 
@@ -35,6 +40,7 @@ AFTER_S: Final = 1.0  # how long after its end a fault may still show
 
 # The roles that a fault needs; a replica takes no part in a KV transfer.
 _ROLES = {FleetFault.FLIP: "PD", FleetFault.HANDOFF: "P", FleetFault.LOAD: "D", FleetFault.WEDGE: "P"}
+_ONE_ROLE = (Mooncake.name, P2pNccl.name, SGLang.name)  # connectors whose engines are P or D from their start
 _MANY = 10_000  # more requests than can come during one fault
 _CALM_S = (2.0, 4.0)
 _LASTS_S = (2.5, 5.0)
@@ -43,10 +49,15 @@ _SETTLES_S = 2.0  # until the proxy knows that a worker is back
 _TWO_AT_ONCE = 0.5
 
 
-def plan(seed: int, seconds: float) -> list[Disturbance]:
+def kinds_for(connector: str) -> list[FleetFault]:
+    """Those that can be done to engines of this connector."""
+    return [kind for kind in FleetFault if kind is not FleetFault.FLIP or connector not in _ONE_ROLE]
+
+
+def plan(seed: int, seconds: float, connector: str = Nixl.name) -> list[Disturbance]:
     """One or two at a time with a pause between; no kind repeats before all have come; all end before `seconds`."""
     draw = Random(f"{seed}/disturbances")
-    kinds = _shuffled(draw)
+    kinds = _shuffled(draw, kinds_for(connector))
     planned: list[Disturbance] = []
     at_s = draw.uniform(*_CALM_S)
     while at_s + _PAUSE_S[1] + _SETTLES_S < seconds:
@@ -117,10 +128,10 @@ def _disturbance(draw: Random, kind: FleetFault, at_s: float, taken: Collection[
     )
 
 
-def _shuffled(draw: Random) -> Iterator[FleetFault]:
+def _shuffled(draw: Random, kinds: Sequence[FleetFault]) -> Iterator[FleetFault]:
     last: FleetFault | None = None
     while True:
-        deck = list(FleetFault)
+        deck = list(kinds)
         draw.shuffle(deck)
         if deck[0] is last:  # some have only one target, and two may come at once
             deck.reverse()

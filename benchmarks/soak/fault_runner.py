@@ -14,8 +14,6 @@ from .fault_plan import faults
 from .fleet import FleetDamaged, SoakFleet
 from .records import Disturbance, FleetFault
 
-MOST_POISONED = 2  # engines that one prompt may kill, however often it is asked
-
 
 class FaultRunner:
     """`done` holds the faults as carried out, with their measured times."""
@@ -103,7 +101,7 @@ class FaultRunner:
             case FleetFault.PAUSE:
                 fleet.signal_proxy(signal.SIGCONT)
             case FleetFault.POISON:
-                await fleet.revive_engines(at_most=MOST_POISONED)
+                await fleet.revive_engines()
             case FleetFault.CONFIG:
                 mode = self._draw.choice(("table", "always_local", "always_split"))
                 fleet.change_config(mode, prefills_answer=self._draw.random() < 0.5)

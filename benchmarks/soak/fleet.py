@@ -15,8 +15,15 @@ from typing import Any
 
 import aiohttp
 
+from ppd.proxy.connectors import CONNECTORS
+from ppd.proxy.connectors.nixl import Nixl
+from ppd.proxy.connectors.nixl_push import NixlPush
+from ppd.proxy.connectors.p2p_nccl import P2pNccl
+from ppd.proxy.fleet.worker import Role
 from ppd.servers.fleet.ports import free_ports
 from ppd.servers.fleet.process import EngineProcess
+from ppd.servers.sim.protocols import PROTOCOLS
+from ppd.servers.sim.protocols.legs import Own
 from ppd.servers.vllm.launch import Launch
 
 from .fault_plan import SPARE, WORKERS
@@ -33,7 +40,7 @@ _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{([^}]*)\})? (\S+)")
 # Small enough that conversations evict each other's KV; a long one still fits.
 ENGINE_FLAGS = (
     *("--num-blocks", "2048", "--max-model-len", "16384", "--time-scale", "0.15"),
-    *("--lease-s", f"{LEASE_S:g}", "--fatal-text", POISON),
+    *("--lease-s", f"{LEASE_S:g}", "--meeting-timeout-s", f"{LEASE_S:g}", "--fatal-text", POISON),
 )
 # Tables that are full within a minute, so that filling them is not taken for a leak, and time-outs of seconds.
 SESSION_LIMIT = 300
@@ -73,12 +80,15 @@ class FleetDamaged(Exception):
 class SoakFleet:
     """Owns the processes. Engines are registered with the proxy through its admin API."""
 
-    def __init__(self, folder: Path, session: aiohttp.ClientSession, processes: int = 1) -> None:
+    def __init__(
+        self, folder: Path, session: aiohttp.ClientSession, processes: int = 1, connector: str = Nixl.name
+    ) -> None:
         ports = iter(free_ports(2 * len(WORKERS) + 3))
         self.addresses = {name: EngineAddress(name, next(ports), next(ports)) for name in (*WORKERS, SPARE)}
         self._port = next(ports)
         self._folder = folder
         self._session = session
+        self._connector = connector
         self._engines: dict[str, EngineProcess] = {}
         self._lives = 0
         self.proxy_log = folder / "proxy.log"
@@ -94,6 +104,11 @@ class SoakFleet:
         with_pid = ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._pid_file), *argv)
         env = {"PPD_ADMIN_KEY": ADMIN_KEY, "PYTHONWARNINGS": "default"}
         self.proxy = EngineProcess(Launch(with_pid, env), self.proxy_log, name="proxy")
+
+    @property
+    def most_poisoned(self) -> int:
+        """Engines that one prompt may end: two, or P and D at once and one more."""
+        return 3 if CONNECTORS[self._connector].order.is_joint else 2
 
     @property
     def url(self) -> str:
@@ -136,6 +151,7 @@ class SoakFleet:
         argv += ["--side-channel-port", str(engine_address.side_port)]
         if name in ("D2", SPARE):
             argv += ["--kv-load-failure-policy", "recompute"]
+        argv += self._connector_flags(name)
         engine = EngineProcess(Launch(tuple(argv), {}), self._folder / f"{name}-{self._lives}.log", name=name)
         self._engines[name] = engine
         await engine.start()
@@ -148,7 +164,28 @@ class SoakFleet:
         await self._engines[name].stop()
 
     async def register(self, name: str, role: str = "") -> None:
-        await self.admin("POST", "/workers", {"worker": f"{role or name[0]}={self.addresses[name].address}"})
+        told = f"{role or name[0]}={self.addresses[name].address}"
+        if self._has_connector(name):
+            own = self._own(name)
+            told += f",connector={self._connector}"
+            told += "".join(f",{key}={value}" for key, value in PROTOCOLS[self._connector].coordinates(own).items())
+        await self.admin("POST", "/workers", {"worker": told})
+
+    def _has_connector(self, name: str) -> bool:
+        """Otherwise it has the usual one. An R of vLLM takes part in no KV transfer."""
+        return name[0] != Role.REPLICA or PROTOCOLS[self._connector].engine != "vllm"
+
+    def _own(self, name: str) -> Own:
+        takes_plain = self._connector == P2pNccl.name and name[0] == Role.DECODE
+        return Own(Role(name[0]), name, HOST, self.addresses[name].side_port, takes_plain=takes_plain)
+
+    def _connector_flags(self, name: str) -> list[str]:
+        if not self._has_connector(name):
+            return []
+        flags = ["--connector", self._connector]
+        if self._connector == NixlPush.name:  # whose operator pins it, so that a new process has it too
+            flags += ["--engine-id", name]
+        return [*flags, "--takes-plain"] if self._own(name).takes_plain else flags
 
     async def remove(self, name: str) -> None:
         await self.admin("DELETE", f"/workers/{self.addresses[name].address}")
@@ -184,14 +221,14 @@ class SoakFleet:
                         await answer.read()
                     await asyncio.sleep(0.2)
 
-    async def revive_engines(self, *, at_most: int) -> None:
-        """Starts the engines that have ended by themselves; FleetDamaged if there are more than `at_most`."""
+    async def revive_engines(self) -> None:
+        """Starts the engines that have ended by themselves; FleetDamaged if there are more than `most_poisoned`."""
         await asyncio.sleep(_DIES_S)
         dead = [name for name, engine in self._engines.items() if engine.returncode not in (None, 0)]
         for name in dead:
             await self._engines[name].stop()
             await self.start_engine(name)
-        if len(dead) > at_most:
+        if len(dead) > self.most_poisoned:
             raise FleetDamaged(f"one prompt killed {', '.join(dead)}")
 
     async def order_faults(self, name: str, faults: dict[str, Any]) -> None:
@@ -259,10 +296,12 @@ def samples(text: str, wanted: re.Pattern[str]) -> dict[str, float]:
 
 
 @asynccontextmanager
-async def running_fleet(folder: Path, session: aiohttp.ClientSession, processes: int) -> AsyncIterator[SoakFleet]:
+async def running_fleet(
+    folder: Path, session: aiohttp.ClientSession, processes: int, connector: str
+) -> AsyncIterator[SoakFleet]:
     """EngineFailed if a process does not start."""
     async with AsyncExitStack() as stack:
-        fleet = SoakFleet(folder, session, processes)
+        fleet = SoakFleet(folder, session, processes, connector)
         stack.push_async_callback(fleet.stop)
         await fleet.start()
         yield fleet

@@ -71,6 +71,7 @@ class SoakHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     warm_up_s: float
     clients: int
     processes: int = 1  # of the proxy
+    connector: str = "nixl"  # of the engines
     machine: str
     started: str  # ISO 8601, UTC
 

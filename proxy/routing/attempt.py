@@ -202,6 +202,16 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
         legs = self.receipt.legs
         return next((leg for leg in reversed(legs) if leg.address == exc.worker), legs[-1])
 
+    def unanswered_beside(self, failed: LegRecord) -> WorkerView | None:
+        """Of two legs at once the worker of the other one, unless that had answered, or was not reached."""
+        prefill, other = self.decision.prefill, self.leg
+        if failed is other:  # D's
+            other = next((leg for leg in self.receipt.legs[::-1] if leg.kind is Leg.PREFILL), None)
+        if prefill is None or other is None or other.status is not None or other.phase is Phase.CONNECT:
+            return None
+        view = prefill if other.kind is Leg.PREFILL else self.decision.decode
+        return view if view.worker.address == other.address else None
+
     @property
     def has_prefill_begun_to_answer(self) -> bool:
         """P has computed the prompt, and pins its KV; D was not asked yet."""

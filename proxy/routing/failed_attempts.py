@@ -71,6 +71,10 @@ class FailedAttempts:
                 avoided |= dict.fromkeys(doubted)
         return tuple(avoided)
 
+    def ask_one(self) -> None:
+        """The next attempt is of one worker, as two at once may have died of this turn."""
+        self.handing_over = self.limit
+
     def may_do_without(self) -> bool:
         """Whether the next attempt needs no budget, as D then computes alone."""
         if self.is_afresh:

@@ -110,8 +110,8 @@ class Router:
                 row = self._give_up(attempt, exc)
                 failed = failed or self._failed(job)
                 may = failed.may_try_again(attempt, exc, row)
-                if is_loss(exc) and self._is_poisoned(job.request, attempt, exc):
-                    raise workers_lost(exc) from exc
+                if is_loss(exc):
+                    await self._lost(attempt, exc, failed)
                 if not may or _has_lost_response(exc, job):
                     raise _error(failed, job) from None
             except BaseException:
@@ -140,10 +140,15 @@ class Router:
             record.fail(found)
             raise found from exc
 
-    def _is_poisoned(self, request: Request, attempt: Attempt, exc: LegError) -> bool:
-        """Notes that a worker ended this prompt's connection; whether it is not to be asked of another."""
-        life = life_of(blamed_view(attempt.failed(exc).kind, attempt.decision))
-        return self._state.poisoned.lost(request.prompt.chain.end(), life, self._state.now())
+    async def _lost(self, attempt: Attempt, exc: LegError, failed: FailedAttempts) -> None:
+        """Notes that a worker ended this prompt's connection, and raises where it is not to be asked of another."""
+        record = attempt.failed(exc)
+        life = life_of(blamed_view(record.kind, attempt.decision))
+        if self._state.poisoned.lost(attempt.request.prompt.chain.end(), life, self._state.now()):
+            raise workers_lost(exc) from exc
+        other = attempt.unanswered_beside(record)
+        if other is not None and await self._dispatcher.is_dead(other.worker):
+            failed.ask_one()
 
     def _count(self, attempt: Attempt, leg: Leg, exc: LegError) -> FailureRule:
         """Against whom a leg's failure is held, perhaps later."""

@@ -192,13 +192,13 @@ class Upstream:
 
     async def examine(self, exc: LegError, worker: Worker) -> LegError:
         """The failure of a leg on this worker; `worker gone` for a reset where the worker now refuses connections."""
-        if exc.cause is not Cause.RESET or exc.phase is Phase.STREAM or not await self._is_dead(worker):
+        if exc.cause is not Cause.RESET or exc.phase is Phase.STREAM or not await self.is_dead(worker):
             return exc
         message, cause = GONE
         return LegError(message, worker=exc.worker, phase=exc.phase, cause=cause)
 
-    async def _is_dead(self, worker: Worker) -> bool:
-        """All whose connections break at once share one look."""
+    async def is_dead(self, worker: Worker) -> bool:
+        """Whether it refuses connections. All who ask at once share one look."""
         look = self._examining.get(worker.id)
         if look is None:
             look = self._examining[worker.id] = asyncio.create_task(self._refuses(worker))

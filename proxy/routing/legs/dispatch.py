@@ -64,6 +64,9 @@ class Dispatcher:
         """A leg's failure, once it is known whether its worker is dead."""
         return await self._upstream.examine(exc, worker)
 
+    async def is_dead(self, worker: Worker) -> bool:
+        return await self._upstream.is_dead(worker)
+
     def release(self, attempt: Attempt) -> None:
         """Has another D pull the KV of a handoff whose own D was never reached."""
         self._handoff_release.release(attempt)

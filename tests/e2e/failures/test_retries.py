@@ -12,11 +12,13 @@ import pytest
 from aiohttp import ClientSession, TCPConnector, web
 
 from ppd.proxy.config import Mode
+from ppd.proxy.connectors import CONNECTORS
 from ppd.proxy.errors import NoWorkerError
 from ppd.proxy.policy import Decision
 from ppd.proxy.routing.choosing import Chooser
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
 from tests.e2e.failures.fleet import FaultFleet, Seen
+from tests.e2e.fleet.connector_fleets import join
 from tests.support.scripted_workers import MortalWorker, odd_worker
 
 REPLICA: dict[str, Any] = {"mode": Mode.REPLICA}
@@ -94,6 +96,24 @@ async def test_a_prompt_that_ends_two_workers_is_not_given_to_a_third(
             if not field.engines[name].is_dead:
                 field.engines[name].faults = Faults()
         assert (await field.ask(body("an ordinary prompt"))).is_complete, "although two workers are dead"
+
+
+@pytest.mark.parametrize("connector", [name for name, one in CONNECTORS.items() if one.order.is_joint])
+async def test_a_prompt_that_ends_both_engines_at_once_is_given_to_one_more_alone(connector: str) -> None:
+    """Which the machine's end would explain too; where no D can answer alone, to none."""
+    names = "P1 P2 P3 D1 D2 D3"
+    async with FaultFleet.of("", mode=Mode.ALWAYS_SPLIT, breaker_open_s=60.0) as field:
+        await join(field, connector, names)
+        await field.settle()
+        for name in names.split():
+            field.engines[name].faults = Faults([Order(FaultKind.KILL)])
+        seen = await field.ask(body(DEADLY))
+        dead = sorted(name[0] for name, engine in field.engines.items() if engine.is_dead)
+        if CONNECTORS[connector].decodes_alone:
+            assert (refused(seen), dead) == ((502, "workers_lost"), ["D", "D", "P"])
+            assert refused(await field.ask(body(DEADLY))) == (503, "poisoned_prompt")
+        else:
+            assert (seen.status, dead) == (502, ["D", "P"])
 
 
 async def test_a_worker_that_answers_clears_a_prompt() -> None:

@@ -10,13 +10,17 @@ import pytest
 from ppd.proxy.connectors.leg import Handoff
 from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Leg, Phase
+from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role
 from ppd.proxy.openai.body_members import encoded
 from ppd.proxy.routing.attempt import Attempt
+from ppd.proxy.telemetry.receipts import LegRecord
 from ppd.proxy.upstream.call import Call
 from tests.support.attempts import decision, running, view
 
 P, D = view(Role.PREFILL), view(Role.DECODE)
+P_LEG: dict[str, Any] = {"kind": Leg.PREFILL, "worker": "P1", "address": P.id, "started_s": 0.0}
+D_LEG: dict[str, Any] = {"kind": Leg.DECODE, "worker": "D1", "address": D.id, "started_s": 0.0}
 HANDOFF = Handoff({"remote_host": encoded("10.0.0.9")}, 10, None)
 
 
@@ -72,6 +76,35 @@ def test_the_last_leg_on_a_worker_is_the_one_that_failed(worker: str, leg: int) 
         record.address = address
     failure = LegError("", worker=worker, phase=Phase.SENT, cause=Cause.RESET)
     assert made.failed(failure) is made.receipt.legs[leg]
+
+
+@pytest.mark.parametrize(
+    ("of_p", "of_d", "beside_p", "beside_d"),
+    [
+        (LegRecord(**P_LEG), LegRecord(**D_LEG), D, P),
+        (LegRecord(**P_LEG), LegRecord(**D_LEG, phase=Phase.SENT), D, P),  # it has failed in the same round
+        (LegRecord(**P_LEG), LegRecord(**D_LEG, phase=Phase.CONNECT), None, P),
+        (LegRecord(**P_LEG), LegRecord(**D_LEG, status=200), None, P),
+        (LegRecord(**P_LEG), None, None, None),
+        (LegRecord(**P_LEG, status=200), LegRecord(**D_LEG), D, None),  # as P of a P, then D has before D is asked
+        (LegRecord(**P_LEG, phase=Phase.CONNECT), LegRecord(**D_LEG), D, None),
+        (LegRecord(**P_LEG | {"address": "p2:1"}), LegRecord(**D_LEG), D, None),  # of an attempt before
+    ],
+)
+def test_the_worker_beside_one_that_failed_is_one_that_had_the_prompt_too(
+    of_p: LegRecord, of_d: LegRecord | None, beside_p: WorkerView | None, beside_d: WorkerView | None
+) -> None:
+    made = split()
+    made.receipt.legs = [of_p] if of_d is None else [of_p, of_d]
+    made.leg = of_d
+    assert made.unanswered_beside(of_p) is beside_p
+    assert of_d is None or made.unanswered_beside(of_d) is beside_d
+
+
+def test_of_one_leg_none_is_beside() -> None:
+    made = running(decision(Leg.LOCAL, decode=D), Leg.LOCAL)
+    made.leg = made.receipt.legs[0]
+    assert made.unanswered_beside(made.leg) is None
 
 
 def test_of_two_legs_each_has_an_id_of_its_own() -> None:

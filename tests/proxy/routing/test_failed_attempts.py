@@ -121,6 +121,12 @@ def test_after_too_many_handoffs_no_p_is_asked_not_even_one_that_gets_no_turns()
     assert {P1.id, P2.id} <= set(failed.avoid(VIEWS, (), (), [P2.id]))
 
 
+def test_a_turn_that_may_have_ended_two_at_once_is_asked_of_one() -> None:
+    failed = FailedAttempts(9)
+    failed.ask_one()
+    assert {P1.id, P2.id} <= set(failed.avoid(VIEWS, (), ()))
+
+
 def test_where_pairs_of_every_p_have_failed_each_may_be_tried_with_another_d() -> None:
     failed = FailedAttempts(9)
     fail(failed, PAIR_TIMEOUT)

@@ -33,6 +33,7 @@ from ppd.servers.sim.protocols import PROTOCOLS
 
 from . import records, summary
 from .clients import SoakClients
+from .engines import SoakEngines
 from .fault_plan import plan
 from .fault_runner import FaultRunner
 from .fleet import ADMIN_KEY, descriptors, running_fleet
@@ -49,10 +50,11 @@ _WARM_UP_S = 300.0
 
 async def soak(head: SoakHead, folder: Path, oracle: Oracle) -> Records:
     """Logs and receipts go to `folder`."""
+    engines = SoakEngines(head.connector)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
     async with (
         aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)) as operator,
-        running_fleet(folder, operator, head.processes, head.connector) as fleet,
+        running_fleet(folder, operator, engines, head.processes) as fleet,
     ):
         descriptors_before = sum(map(descriptors, fleet.proxy_pids))
         begun_s = time.monotonic()
@@ -66,7 +68,7 @@ async def soak(head: SoakHead, folder: Path, oracle: Oracle) -> Records:
             clients = SoakClients(session, fleet.url, ADMIN_KEY, oracle, clock)
             conversations = (SoakConversation(head.seed, number) for number in itertools.count())
             async with asyncio.TaskGroup() as group:
-                group.create_task(fault_runner.run(plan(head.seed, head.seconds, head.connector)))
+                group.create_task(fault_runner.run(plan(head.seed, head.seconds, engines)))
                 for _ in range(head.clients):
                     group.create_task(clients.play(conversations, head.seconds))
         monitoring.cancel()

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 import aiohttp
 import msgspec
 
-from .client_view import ClientView
+from .client_view import ClientView, Reception, verify
 from .oracle import Oracle
 from .records import ClientOutcome, RequestRecord
-from .verify import Reception, verify
 from .workload import Move, SoakConversation, SoakRequest
 
 _LIMIT_S = 60.0  # longer than any of the proxy's own time-outs

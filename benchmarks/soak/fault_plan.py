@@ -8,15 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
-from ppd.proxy.connectors.mooncake import Mooncake
-from ppd.proxy.connectors.nixl import Nixl
-from ppd.proxy.connectors.p2p_nccl import P2pNccl
-from ppd.proxy.connectors.sglang import SGLang
-
+from .engines import SPARE, SoakEngines
 from .records import FINE, ClientOutcome, Disturbance, FleetFault, RequestRecord
 
-WORKERS: Final = ("P1", "P2", "D1", "D2", "D3", "R1")
-SPARE: Final = "D4"  # joins and leaves
 PROXY: Final = "proxy"
 ENGINES: Final = "engines"  # whichever gets the poisoned prompt
 
@@ -40,7 +34,6 @@ AFTER_S: Final = 1.0  # how long after its end a fault may still show
 
 # The roles that a fault needs; a replica takes no part in a KV transfer.
 _ROLES = {FleetFault.FLIP: "PD", FleetFault.HANDOFF: "P", FleetFault.LOAD: "D", FleetFault.WEDGE: "P"}
-_ONE_ROLE = (Mooncake.name, P2pNccl.name, SGLang.name)  # connectors whose engines are P or D from their start
 _MANY = 10_000  # more requests than can come during one fault
 _CALM_S = (2.0, 4.0)
 _LASTS_S = (2.5, 5.0)
@@ -49,21 +42,16 @@ _SETTLES_S = 2.0  # until the proxy knows that a worker is back
 _TWO_AT_ONCE = 0.5
 
 
-def kinds_for(connector: str) -> list[FleetFault]:
-    """Those that can be done to engines of this connector."""
-    return [kind for kind in FleetFault if kind is not FleetFault.FLIP or connector not in _ONE_ROLE]
-
-
-def plan(seed: int, seconds: float, connector: str = Nixl.name) -> list[Disturbance]:
+def plan(seed: int, seconds: float, engines: SoakEngines) -> list[Disturbance]:
     """One or two at a time with a pause between; no kind repeats before all have come; all end before `seconds`."""
     draw = Random(f"{seed}/disturbances")
-    kinds = _shuffled(draw, kinds_for(connector))
+    kinds = _shuffled(draw, [kind for kind in FleetFault if kind is not FleetFault.FLIP or engines.may_change_role])
     planned: list[Disturbance] = []
     at_s = draw.uniform(*_CALM_S)
     while at_s + _PAUSE_S[1] + _SETTLES_S < seconds:
-        together = [_disturbance(draw, next(kinds), at_s, ())]
+        together = [_disturbance(draw, next(kinds), at_s, engines, ())]
         if draw.random() < _TWO_AT_ONCE:
-            other = _disturbance(draw, next(kinds), at_s, {together[0].worker})
+            other = _disturbance(draw, next(kinds), at_s, engines, {together[0].worker})
             alone = FleetFault.POISON in (together[0].kind, other.kind)  # it may end the other one's engine
             together.append(other)
             if alone:
@@ -112,10 +100,13 @@ def faults(one: Disturbance) -> dict[str, Any]:
             return {"orders": [orders[one.kind] | {"times": _MANY}]}
 
 
-def _disturbance(draw: Random, kind: FleetFault, at_s: float, taken: Collection[str]) -> Disturbance:
+def _disturbance(
+    draw: Random, kind: FleetFault, at_s: float, engines: SoakEngines, taken: Collection[str]
+) -> Disturbance:
     one_only = {FleetFault.JOIN: SPARE, FleetFault.POISON: ENGINES}
     one_only |= dict.fromkeys((FleetFault.PAUSE, FleetFault.CONFIG, FleetFault.CLOCK), PROXY)
-    able = [one_only[kind]] if kind in one_only else [name for name in WORKERS if name[0] in _ROLES.get(kind, "PDR")]
+    roles = _ROLES.get(kind, "PDR")
+    able = [one_only[kind]] if kind in one_only else [name for name in engines.names if name[0] in roles]
     events = draw.randint(0, 12)
     return Disturbance(
         kind=kind,

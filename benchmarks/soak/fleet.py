@@ -15,20 +15,12 @@ from typing import Any
 
 import aiohttp
 
-from ppd.proxy.connectors import CONNECTORS
-from ppd.proxy.connectors.nixl import Nixl
-from ppd.proxy.connectors.nixl_push import NixlPush
-from ppd.proxy.connectors.p2p_nccl import P2pNccl
-from ppd.proxy.fleet.worker import Role
 from ppd.servers.fleet.ports import free_ports
 from ppd.servers.fleet.process import EngineProcess
-from ppd.servers.sim.protocols import PROTOCOLS
-from ppd.servers.sim.protocols.legs import Own
 from ppd.servers.vllm.launch import Launch
 
-from .fault_plan import SPARE, WORKERS
+from .engines import HOST, SPARE, SoakEngines
 
-HOST = "127.0.0.1"
 ADMIN_KEY = "operator"
 LEASE_S = 8.0  # the proxy may be paused for longer
 POISON = "the prompt of death"
@@ -80,15 +72,13 @@ class FleetDamaged(Exception):
 class SoakFleet:
     """Owns the processes. Engines are registered with the proxy through its admin API."""
 
-    def __init__(
-        self, folder: Path, session: aiohttp.ClientSession, processes: int = 1, connector: str = Nixl.name
-    ) -> None:
-        ports = iter(free_ports(2 * len(WORKERS) + 3))
-        self.addresses = {name: EngineAddress(name, next(ports), next(ports)) for name in (*WORKERS, SPARE)}
+    def __init__(self, folder: Path, session: aiohttp.ClientSession, kind: SoakEngines, processes: int = 1) -> None:
+        ports = iter(free_ports(2 * len(kind.names) + 3))
+        self.addresses = {name: EngineAddress(name, next(ports), next(ports)) for name in (*kind.names, SPARE)}
         self._port = next(ports)
         self._folder = folder
         self._session = session
-        self._connector = connector
+        self._kind = kind
         self._engines: dict[str, EngineProcess] = {}
         self._lives = 0
         self.proxy_log = folder / "proxy.log"
@@ -104,11 +94,6 @@ class SoakFleet:
         with_pid = ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._pid_file), *argv)
         env = {"PPD_ADMIN_KEY": ADMIN_KEY, "PYTHONWARNINGS": "default"}
         self.proxy = EngineProcess(Launch(with_pid, env), self.proxy_log, name="proxy")
-
-    @property
-    def most_poisoned(self) -> int:
-        """Engines that one prompt may end: two, or P and D at once and one more."""
-        return 3 if CONNECTORS[self._connector].order.is_joint else 2
 
     @property
     def url(self) -> str:
@@ -133,9 +118,10 @@ class SoakFleet:
     async def start(self) -> None:
         await self.proxy.start()
         await asyncio.gather(
-            self.proxy.wait_healthy(self.url, timeout_s=_STARTS_S), *(self.start_engine(name) for name in WORKERS)
+            self.proxy.wait_healthy(self.url, timeout_s=_STARTS_S),
+            *(self.start_engine(name) for name in self._kind.names),
         )
-        for name in WORKERS:
+        for name in self._kind.names:
             await self.register(name)
         await self.all_up()
 
@@ -151,7 +137,7 @@ class SoakFleet:
         argv += ["--side-channel-port", str(engine_address.side_port)]
         if name in ("D2", SPARE):
             argv += ["--kv-load-failure-policy", "recompute"]
-        argv += self._connector_flags(name)
+        argv += self._kind.flags(name)
         engine = EngineProcess(Launch(tuple(argv), {}), self._folder / f"{name}-{self._lives}.log", name=name)
         self._engines[name] = engine
         await engine.start()
@@ -164,28 +150,9 @@ class SoakFleet:
         await self._engines[name].stop()
 
     async def register(self, name: str, role: str = "") -> None:
-        told = f"{role or name[0]}={self.addresses[name].address}"
-        if self._has_connector(name):
-            own = self._own(name)
-            told += f",connector={self._connector}"
-            told += "".join(f",{key}={value}" for key, value in PROTOCOLS[self._connector].coordinates(own).items())
+        engine = self.addresses[name]
+        told = f"{role or name[0]}={engine.address}{self._kind.told(name, engine.side_port)}"
         await self.admin("POST", "/workers", {"worker": told})
-
-    def _has_connector(self, name: str) -> bool:
-        """Otherwise it has the usual one. An R of vLLM takes part in no KV transfer."""
-        return name[0] != Role.REPLICA or PROTOCOLS[self._connector].engine != "vllm"
-
-    def _own(self, name: str) -> Own:
-        takes_plain = self._connector == P2pNccl.name and name[0] == Role.DECODE
-        return Own(Role(name[0]), name, HOST, self.addresses[name].side_port, takes_plain=takes_plain)
-
-    def _connector_flags(self, name: str) -> list[str]:
-        if not self._has_connector(name):
-            return []
-        flags = ["--connector", self._connector]
-        if self._connector == NixlPush.name:  # whose operator pins it, so that a new process has it too
-            flags += ["--engine-id", name]
-        return [*flags, "--takes-plain"] if self._own(name).takes_plain else flags
 
     async def remove(self, name: str) -> None:
         await self.admin("DELETE", f"/workers/{self.addresses[name].address}")
@@ -222,13 +189,13 @@ class SoakFleet:
                     await asyncio.sleep(0.2)
 
     async def revive_engines(self) -> None:
-        """Starts the engines that have ended by themselves; FleetDamaged if there are more than `most_poisoned`."""
+        """Starts the engines that have ended by themselves; FleetDamaged if there are more than may."""
         await asyncio.sleep(_DIES_S)
         dead = [name for name, engine in self._engines.items() if engine.returncode not in (None, 0)]
         for name in dead:
             await self._engines[name].stop()
             await self.start_engine(name)
-        if len(dead) > self.most_poisoned:
+        if len(dead) > self._kind.most_poisoned:
             raise FleetDamaged(f"one prompt killed {', '.join(dead)}")
 
     async def order_faults(self, name: str, faults: dict[str, Any]) -> None:
@@ -237,14 +204,14 @@ class SoakFleet:
             answer.raise_for_status()
 
     async def all_up(self, limit_s: float = LEASE_S + 40.0) -> None:
-        """Waits until all of WORKERS are known and every known worker is up, which may take until a lease has ended."""
+        """Waits until all but `SPARE` are known, and all known ones up, which may take until a lease has ended."""
         async with asyncio.timeout(limit_s):
             while True:
                 workers = (await self.admin("GET", "/workers"))["workers"]
                 states = {worker["id"]: worker["state"] for worker in workers}
                 if (
                     set(states.values()) == {"up"}
-                    and {self.addresses[name].address for name in WORKERS} <= states.keys()
+                    and {self.addresses[name].address for name in self._kind.names} <= states.keys()
                 ):
                     return
                 await asyncio.sleep(0.2)
@@ -297,11 +264,11 @@ def samples(text: str, wanted: re.Pattern[str]) -> dict[str, float]:
 
 @asynccontextmanager
 async def running_fleet(
-    folder: Path, session: aiohttp.ClientSession, processes: int, connector: str
+    folder: Path, session: aiohttp.ClientSession, kind: SoakEngines, processes: int
 ) -> AsyncIterator[SoakFleet]:
     """EngineFailed if a process does not start."""
     async with AsyncExitStack() as stack:
-        fleet = SoakFleet(folder, session, processes, connector)
+        fleet = SoakFleet(folder, session, kind, processes)
         stack.push_async_callback(fleet.stop)
         await fleet.start()
         yield fleet

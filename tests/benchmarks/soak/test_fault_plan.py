@@ -7,15 +7,21 @@ from collections import Counter
 import msgspec
 import pytest
 
-from benchmarks.soak.fault_plan import ENGINES, PROXY, SPARE, WORKERS, costs, faults, felt, plan
+from benchmarks.soak.engines import SPARE, SoakEngines
+from benchmarks.soak.fault_plan import ENGINES, PROXY, costs, faults, felt, plan
 from benchmarks.soak.fleet import samples
 from benchmarks.soak.monitor import short
 from benchmarks.soak.oracle import running_oracle
 from benchmarks.soak.records import FINE, ClientOutcome, Disturbance, FleetFault, RequestRecord
 from benchmarks.soak.workload import Move, SoakConversation, SoakRequest
+from ppd.proxy.connectors import missing_coordinates
+from ppd.proxy.connectors.queries import query_of
+from ppd.proxy.discovery.static_workers import parse_worker
 from ppd.proxy.openai.request import Endpoint
 from ppd.servers.sim.core.fault_orders import Faults
+from ppd.servers.sim.protocols import PROTOCOLS
 
+NIXL = SoakEngines()
 FLEET = (
     FleetFault.KILL,
     FleetFault.RESTART,
@@ -93,19 +99,19 @@ def test_what_was_not_answered_is_asked_again() -> None:
 
 
 def test_a_plan_follows_from_its_seed_and_ends_in_time() -> None:
-    assert plan(0, 600) == plan(0, 600) != plan(1, 600)
-    assert all(one.at_s + one.lasts_s < 600 for one in plan(0, 600))
+    assert plan(0, 600, NIXL) == plan(0, 600, NIXL) != plan(1, 600, NIXL)
+    assert all(one.at_s + one.lasts_s < 600 for one in plan(0, 600, NIXL))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_three_minutes_hold_every_kind_and_leave_someone_to_serve(seed: int) -> None:
-    planned = plan(seed, 180)
+    planned = plan(seed, 180, NIXL)
     assert {one.kind for one in planned} == set(FleetFault)
     for at_s in {one.at_s for one in planned}:
         together = [one.worker for one in planned if one.at_s == at_s]
         engines = [worker for worker in together if worker != PROXY]
         assert 1 <= len(together) <= 2 and len(set(engines)) == len(engines)
-    assert {one.worker for one in planned} <= {*WORKERS, SPARE, PROXY, ENGINES}
+    assert {one.worker for one in planned} <= {*NIXL.names, SPARE, PROXY, ENGINES}
     assert all((one.kind is FleetFault.JOIN) == (one.worker == SPARE) for one in planned)
     roles = {(one.kind, one.worker[0]) for one in planned}
     assert not roles & {
@@ -115,6 +121,25 @@ def test_three_minutes_hold_every_kind_and_leave_someone_to_serve(seed: int) -> 
         (FleetFault.WEDGE, "D"),
         (FleetFault.WEDGE, "R"),
     }
+
+
+@pytest.mark.parametrize("connector", PROTOCOLS)
+def test_an_engine_is_given_no_role_that_its_connector_has_not(connector: str) -> None:
+    engines = SoakEngines(connector)
+    planned = plan(0, 180, engines)
+    left = set(FleetFault) - {one.kind for one in planned}
+    assert left == (set() if engines.may_change_role else {FleetFault.FLIP})
+    assert {one.worker for one in planned} <= {*engines.names, SPARE, PROXY, ENGINES}
+
+
+@pytest.mark.parametrize("connector", PROTOCOLS)
+def test_engines_are_announced_with_what_their_connector_needs(connector: str) -> None:
+    engines = SoakEngines(connector)
+    for name in engines.names:
+        worker = parse_worker(f"{name[0]}=127.0.0.1:8000{engines.told(name, 5600)}")
+        assert not missing_coordinates(worker) or query_of(worker), "the proxy asks for what is missing"
+        if name[0] in "PD":
+            assert (worker.connector, engines.flags(name)[:2]) == (connector, ["--connector", connector])
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FleetFault if kind not in FLEET])

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.soak import __main__ as soak
 from benchmarks.soak import summary
+from benchmarks.soak.engines import SoakEngines
 from benchmarks.soak.fault_plan import plan
 from benchmarks.soak.oracle import running_oracle
 from benchmarks.soak.records import ClientOutcome, FleetFault, SoakHead
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.alone
 
 
 async def test_minutes_of_faults_cost_nothing_that_they_should_not(tmp_path: Path) -> None:
-    assert {one.kind for one in plan(SEED, MINUTES * 60)} == set(FleetFault)
+    assert {one.kind for one in plan(SEED, MINUTES * 60, SoakEngines())} == set(FleetFault)
     process = await asyncio.create_subprocess_exec(
         *(
             sys.executable,

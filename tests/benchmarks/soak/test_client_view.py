@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.soak.client_view import ClientView
+from benchmarks.soak.client_view import ClientView, Reception, verify
 from benchmarks.soak.records import ClientOutcome
-from benchmarks.soak.verify import Reception, verify
 from benchmarks.soak.workload import Move
 from ppd.proxy.openai.request import Endpoint
 

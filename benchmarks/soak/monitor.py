@@ -17,7 +17,7 @@ from .records import ProcessSample
 
 # The proxy's gauges of work in progress, found by the words in their names.
 _HELD = (r"ppd_(?!.*_(total|created|bucket|count|sum)$).*(inflight|queue|outstanding|waiting|reserved)",)
-_COUNTED = ("vllm:num_preemptions_total", "vllm:nixl_num_.*_total", "ppd_sim:traps_total", "vllm:request_success_total")
+_COUNTED = ("vllm:num_preemptions_total", "vllm:nixl_num_.*_total", "ppd_sim:.*_total", "vllm:request_success_total")
 _ENGINES_EVERY = 3  # samples
 _CLOSES_S = 10.0
 

@@ -101,6 +101,9 @@ class MetricsRegistry:
         for trap, count in counters.traps.items():
             traps.add_metric((*self._labels, trap.value), count)
         yield traps
+        expired = CounterMetricFamily("ppd_sim:expired_handoffs", "Prompts whose KV no D took.", labels=_LABELS)
+        expired.add_metric(self._labels, counters.expired_handoffs)
+        yield expired
 
     def _of_connector(self) -> tuple[tuple[str, str, int], ...]:
         """What vLLM's connectors count themselves; those of other names count nothing there."""

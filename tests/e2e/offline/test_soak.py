@@ -52,9 +52,18 @@ async def test_minutes_of_faults_cost_nothing_that_they_should_not(tmp_path: Pat
     assert "**Passed.**" in page.read_text()
 
 
-async def test_engines_with_other_weights_are_noticed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("connector", ["nixl", "sglang"])
+async def test_engines_with_other_weights_are_noticed(tmp_path: Path, connector: str) -> None:
     """Whatever they answer is wrong then, so a soak can fail by its texts."""
-    head = SoakHead(seed=0, seconds=2.0, warm_up_s=1.0, clients=2, machine="", started=datetime.now(UTC).isoformat())
+    head = SoakHead(
+        seed=0,
+        seconds=2.0,
+        warm_up_s=1.0,
+        clients=2,
+        connector=connector,
+        machine="",
+        started=datetime.now(UTC).isoformat(),
+    )
     async with running_oracle(seed=1) as other:
         found = await soak.soak(head, tmp_path, other)
     outcomes = {one.outcome for one in found.requests}

@@ -80,7 +80,7 @@ async def test_pinned_blocks_count_as_used_until_their_lease_ends(lab: Any, cloc
     clock.advance(31)
     late = await scrape(lab, p)
     assert late["vllm:kv_cache_usage_perc"] == 0
-    assert late["vllm:nixl_num_kv_expired_reqs_total"] == 1
+    assert late["vllm:nixl_num_kv_expired_reqs_total"] == late["ppd_sim:expired_handoffs_total"] == 1
 
 
 async def test_traps_are_shown(lab: Any) -> None:

@@ -222,6 +222,11 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
     def has_asked_decode(self) -> bool:
         return self.call is not None and self.call.phase is not Phase.CONNECT
 
+    @property
+    def may_be_unread(self) -> bool:
+        """D was sent its leg, and would show that it has read it by the head of its stream, which has not come."""
+        return self.request.stream and self.call is not None and self.call.may_arrive_late
+
 
 class OpenAnswer(msgspec.Struct):
     """An answer whose first event has come: of a stream the relay and the first bytes, else the whole body."""

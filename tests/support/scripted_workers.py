@@ -83,6 +83,49 @@ class MortalWorker:
             pass
 
 
+class LateReader:
+    """A D so short of time that it reads a request `late_s` after it came, and drops it if its client has gone by then.
+
+    Else it sends the head of a stream, and no more.
+    """
+
+    def __init__(self, late_s: float) -> None:
+        self.late_s = late_s
+        self.came = self.taken = self.dropped = 0
+
+    @asynccontextmanager
+    async def joined(self, fleet: Any, options: str = "") -> AsyncIterator[LateReader]:
+        listening = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        address = f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        try:
+            await fleet.admin("POST", "/workers", {"worker": f"D={address}{options}"})
+            await fleet.until(lambda: any(v.id == address and v.up for v in fleet.proxy.state.registry.views()))
+            yield self
+        finally:
+            await stop_listening(listening)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                if head.startswith(b"POST"):
+                    self.came += 1
+                    await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]))
+                    await asyncio.sleep(self.late_s)
+                    if reader.at_eof() or writer.is_closing():
+                        self.dropped += 1
+                        return
+                    self.taken += 1
+                    writer.write(HEAD)
+                    continue
+                models = b'{"data": [{"id": "sim"}]}' if b"/v1/models" in head else b""
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(models), models))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
 PATIENT = Timeouts(connect_s=20.0, first_s=20.0, idle_s=20.0)
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

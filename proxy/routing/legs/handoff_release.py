@@ -3,10 +3,12 @@
 A P that still computes is aborted. A P that has announced a handoff pins the KV until a D pulls it, so a D is asked for
 one token. An abandoned SPLIT first gets `GRACE_S`: P's answer may be on the wire, and a D that was just asked frees
 nothing before its engine knows the request. Once the head of P's answer is there, P has computed the prompt, and the
-rest of the answer is read for up to `READ_ON_S`.
+rest of the answer is read for up to `READ_ON_S`. A D that is short of time reads a request later, and drops it unread
+if its connection is closed by then. So where a stream was asked for, D gets up to `READ_ON_S` to send its head, which
+shows that the request was read.
 
 Where D sets blocks aside for P to write into, both legs go on until P has computed the prompt: after an abort of P's, D
-would wait for P, and keep these blocks, for minutes. D's goes on for `GRACE_S` more, as above.
+would wait for P, and keep these blocks, for minutes. D's goes on for a while more, as above.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from ..state import State
 log = logging.getLogger(__name__)
 
 GRACE_S = 0.08  # the legs of a client that left end within 100 ms
-READ_ON_S = 2.0  # for the rest of P's answer
+READ_ON_S = 2.0  # for the rest of P's answer, or the head of D's
 READ_TURNS = 8  # rounds of the loop from bytes in a socket to a parsed handoff
 REACHED_S = 1.0  # to connect to the D that is to pull the KV
 TAKEN_S = 10.0  # for its one token
@@ -99,13 +101,14 @@ class HandoffRelease:
             log.error("an abandoned SPLIT could not be ended", exc_info=task.exception())
 
     async def _end_abandoned(self, task: asyncio.Task[OpenAnswer], attempt: Attempt) -> None:
-        legs, both = attempt.legs, attempt.both
+        legs, both, is_unread = attempt.legs, attempt.both, False
         assert legs is not None, "a SPLIT has two"
         try:
             if legs.state is LegsState.LEFT_BOTH and both is not None:
                 await both.until_prefilled()
             if legs.state in (LegsState.LEFT_PREFILL, LegsState.LEFT_PULL):
-                await self._wind_up(task, attempt)
+                await self._wind_up(task, attempt, legs)
+            is_unread = legs.state is LegsState.LEFT_PULL and attempt.may_be_unread
             is_unreached = legs.state is LegsState.LEFT_PULL and not attempt.has_asked_decode
             if both is not None:
                 both.close(is_unreached=is_unreached)
@@ -117,7 +120,7 @@ class HandoffRelease:
             if not task.cancelled() and task.exception() is None:
                 attempt.has_answered()
             attempt.close()
-        self._metrics.abandoned.labels(await self._fate(attempt, legs)).inc()
+        self._metrics.abandoned.labels("left" if is_unread else await self._fate(attempt, legs)).inc()
 
     async def _fate(self, attempt: Attempt, legs: Legs) -> str:
         """Of P's KV."""
@@ -131,7 +134,7 @@ class HandoffRelease:
             return "taken"
         return "left" if self._handoffs.has(attempt.attempt_id) else "aborted"
 
-    async def _wind_up(self, task: asyncio.Task[OpenAnswer], attempt: Attempt) -> None:
+    async def _wind_up(self, task: asyncio.Task[OpenAnswer], attempt: Attempt, legs: Legs) -> None:
         await asyncio.wait({task}, timeout=GRACE_S)
         for _ in range(READ_TURNS):  # so that a handoff which P has already sent is read
             await asyncio.sleep(0)
@@ -139,6 +142,10 @@ class HandoffRelease:
             attempt.booking.release(self._now())  # neither engine works for it
             self._admission.admit_waiting()
             await asyncio.wait({task}, timeout=READ_ON_S)
+        pause_s, left_s = GRACE_S, READ_ON_S  # looks, as nobody is told of a head
+        while left_s > 0 and legs.state is LegsState.LEFT_PULL and attempt.may_be_unread:
+            await asyncio.wait({task}, timeout=min(pause_s, left_s))
+            pause_s, left_s = 2 * pause_s, left_s - pause_s
 
     async def _release(self, attempt: Attempt) -> None:
         """Asks one D after the other while none has been reached; a D that was may have used the handoff."""

@@ -18,6 +18,7 @@ from ppd.servers.fleet.ports import free_ports
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, FaultPhase, Faults, Order
 from ppd.servers.sim.engine.engine import SimEngine
 from tests.support.fleet import Fleet, start_engine, static_workers
+from tests.support.scripted_workers import LateReader
 from tests.support.serve_program import serving, until
 
 LEASE_S = 2.4
@@ -173,3 +174,15 @@ async def leg_to(fleet: Fleet, name: str, body: dict[str, Any]) -> Any:
     """What the engine answers to a leg that no proxy has made."""
     async with fleet.session.post(f"http://{fleet.engines[name].address}/v1/chat/completions", json=body) as answer:
         return await answer.json()
+
+
+async def test_a_d_that_reads_late_gets_the_time_to_take_what_its_client_left(start_fleet: Any) -> None:
+    """Of a stream, whose head shows that it was read. An answer that is no stream shows nothing before its end."""
+    async with start_fleet("P1", **QUICK) as fleet, LateReader(late_s=0.3).joined(fleet) as d:
+        body = {"model": "sim", "messages": [{"role": "user", "content": LONG}], "max_tokens": 4}
+        for number, stream in enumerate((True, False), start=1):
+            asking = asyncio.create_task(fleet.post("/v1/chat/completions", {**body, "stream": stream}))
+            await fleet.until(lambda came=number: d.came == came)
+            asking.cancel()
+            await fleet.until(lambda came=number: d.taken + d.dropped == came)
+        assert (d.taken, d.dropped) == (1, 1)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from ppd.proxy.connectors.leg import Handoff
 from ppd.proxy.errors import LegError
@@ -33,9 +35,10 @@ def opened() -> OpenAnswer:
     return OpenAnswer("text/event-stream", b"", AnswerObserver(Endpoint.CHAT, reply), reply, None)
 
 
-def asks_d(made: Attempt) -> None:
-    made.call = Call(made.decision.decode.worker)
+def asks_d(made: Attempt) -> Call:
+    made.call = Call(made.decision.decode.worker, once=True)
     made.call.phase = Phase.SENT
+    return made.call
 
 
 async def forever() -> None:
@@ -175,10 +178,10 @@ async def test_an_answer_of_p_that_does_not_end_is_given_up(lab: Lab, monkeypatc
     assert (lab.fates(), lab.closed) == ({"aborted": 1}, ["given back"])
 
 
-async def test_a_d_that_was_just_asked_is_ended_and_has_the_kv(lab: Lab) -> None:
+async def test_a_d_that_has_read_its_leg_is_ended_and_has_the_kv(lab: Lab) -> None:
     async def opening(made: Attempt) -> OpenAnswer:
         lab.announce(made)
-        asks_d(made)
+        asks_d(made).has_arrived = True
         await forever()
         raise AssertionError
 
@@ -237,13 +240,22 @@ async def test_a_d_that_cannot_be_reached_leaves_the_kv_to_another(lab: Lab, fai
 
 
 class AtOnce:
-    """P and D of one attempt, asked at once: P's leg ends after `p_s`, and D's first event comes after `d_s`."""
+    """P and D of one attempt, asked at once: P's leg ends after `p_s`, and D's first event comes after `d_s`.
 
-    def __init__(self, lab: Lab, made: Attempt, p_s: float, d_s: float) -> None:
+    head_s: when something comes that shows that D has read its leg.
+    """
+
+    def __init__(self, lab: Lab, made: Attempt, p_s: float, d_s: float, head_s: float = math.inf) -> None:
         made.legs, made.handoff = Legs(LegOrder.TOGETHER), Handoff({}, 10, None)
         lab.proxy.state.handoffs.open(made.attempt_id, lab.proxy.state.now())
         made.both = TwoLegs(made.legs, self._prefill(p_s), self._decode(d_s))
         self.lab, self.made, self.fate_of_d = lab, made, ""
+        if head_s < math.inf:
+            asyncio.get_running_loop().call_later(head_s, self._heard)
+
+    def _heard(self) -> None:
+        if self.made.call is not None:
+            self.made.call.has_arrived = True
 
     async def _prefill(self, after_s: float) -> LegsEvent:
         await asyncio.sleep(after_s)
@@ -268,23 +280,45 @@ class AtOnce:
 
 @pytest.mark.parametrize("leaves_s", [0.0, 0.015], ids=["while P computes", "once P is done"])
 @pytest.mark.parametrize(
-    ("d_s", "is_asked", "fate_of_d", "fate"),
+    ("d_s", "head_s", "stream", "is_asked", "fate_of_d", "fate"),
     [
-        (GRACE_S / 2, True, "began", "taken"),
-        (3 * GRACE_S, True, "ended", "taken"),
-        (3 * GRACE_S, False, "ended", "left"),
+        (GRACE_S / 2, math.inf, True, True, "began", "taken"),
+        (3 * GRACE_S, 0.0, True, True, "ended", "taken"),
+        (3 * GRACE_S, math.inf, True, True, "began", "taken"),
+        (9 * GRACE_S, 3 * GRACE_S, True, True, "ended", "taken"),
+        (9 * GRACE_S, math.inf, True, True, "ended", "left"),  # at READ_ON_S
+        (3 * GRACE_S, math.inf, False, True, "ended", "taken"),
+        (3 * GRACE_S, math.inf, True, False, "ended", "left"),
     ],
-    ids=["D hears of it late", "D is not heard of", "D is not reached"],
+    ids=[
+        "D begins in time",
+        "D has read it",
+        "D reads it late",
+        "D reads it late, and computes",
+        "D is not heard of",
+        "D's answer is no stream, so nothing of it can be heard",
+        "D is not reached",
+    ],
 )
-async def test_once_p_is_done_a_d_gets_a_moment_to_take_what_p_holds(
-    lab: Lab, leaves_s: float, d_s: float, is_asked: bool, fate_of_d: str, fate: str
+async def test_once_p_is_done_a_d_gets_time_to_take_what_p_holds(
+    lab: Lab,
+    monkeypatch: pytest.MonkeyPatch,
+    leaves_s: float,
+    d_s: float,
+    head_s: float,
+    stream: bool,
+    is_asked: bool,
+    fate_of_d: str,
+    fate: str,
 ) -> None:
     """Of a D that was asked at the same time, and whose engine may not know the request yet."""
+    monkeypatch.setattr("ppd.proxy.routing.legs.handoff_release.READ_ON_S", 3 * GRACE_S)
     made = lab.running(await lab.decode("D1"), lab.join("P2", "p:2", connector="mooncake"))
+    made.request = replace(made.request, stream=stream)
     made.receipt.legs[-1].status = 200  # P's, which has answered
     if is_asked:
         asks_d(made)
-    at_once = AtOnce(lab, made, 0.01, d_s)
+    at_once = AtOnce(lab, made, 0.01, d_s, head_s)
     await at_once.leave(leaves_s)
     assert (at_once.fate_of_d, lab.fates(), lab.closed) == (fate_of_d, {fate: 1}, ["given back"])
 

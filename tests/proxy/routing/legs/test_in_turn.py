@@ -16,7 +16,7 @@ from ppd.proxy.config import ProxyConfig
 from ppd.proxy.failures import Cause, Leg, Phase
 from ppd.proxy.leg_moves import LegsState
 from ppd.proxy.settings import Settings
-from tests.proxy.routing.legs.one_pair import GOOD_D, GOOD_P, SOON_S, WHOLE, Lab, http
+from tests.proxy.routing.legs.one_pair import GOOD_D, GOOD_P, SOON_S, STREAM, WHOLE, Lab, http
 
 PARAMS = {
     "do_remote_prefill": True,
@@ -166,12 +166,19 @@ async def test_a_client_that_leaves_while_d_computes_alone_ends_that_at_once(lab
     await lab.until_hung_up(lab.d)
 
 
-async def test_a_d_that_was_asked_as_the_client_left_is_ended_and_has_the_kv(lab: Lab) -> None:
+@pytest.mark.parametrize(("d_says", "fate"), [(STREAM, "taken"), (b"", "left")], ids=["a head", "nothing"])
+async def test_a_d_that_was_asked_as_the_client_left_is_ended(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, d_says: bytes, fate: str
+) -> None:
+    """It has the KV if it has read its leg. What it does with one that it has not read, nobody knows."""
+    monkeypatch.setattr("ppd.proxy.routing.legs.handoff_release.READ_ON_S", 0.1)
     lab.p.say(HANDING_OVER)
     await until_d_is_asked(lab)
+    if d_says:
+        lab.d.say(d_says)
     lab.turn.cancel()
     await wound_up(lab)
-    assert (state(lab), fates(lab), outstanding(lab)) == (LegsState.TAKEN, {"taken": 1}, 0)
+    assert (state(lab), fates(lab), outstanding(lab)) == (LegsState.TAKEN, {fate: 1}, fate == "left")
     await lab.until_hung_up(lab.d)
 
 

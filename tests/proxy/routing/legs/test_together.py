@@ -191,16 +191,18 @@ async def test_a_client_that_leaves_while_d_is_asked_again_ends_that(lab: Lab) -
 @pytest.mark.parametrize(
     ("p_says", "d_says", "fate"),
     [
-        (GOOD_P, None, "taken"),
+        (GOOD_P, STREAM, "taken"),
+        (GOOD_P, None, "left"),  # unless D reads it later
         (STOPPED_P, None, "aborted"),
         (http(b"{}", 500), None, "aborted"),
         (None, b"?", "aborted"),
     ],
 )
 async def test_the_kv_of_a_client_that_has_left_is_written_or_there_is_none(
-    lab: Lab, p_says: bytes | None, d_says: bytes | None, fate: str
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, p_says: bytes | None, d_says: bytes | None, fate: str
 ) -> None:
-    """No P keeps any until a lease ends."""
+    """A P keeps it until its lease ends only where D may not have read its leg."""
+    monkeypatch.setattr("ppd.proxy.routing.legs.handoff_release.READ_ON_S", 0.1)
     lab.turn.cancel()
     await asyncio.wait({lab.turn})
     for engine, said in (lab.p, p_says), (lab.d, d_says):

@@ -18,6 +18,7 @@ import asyncio
 import itertools
 import os
 import platform
+import ssl
 import sys
 import time
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ from .clients import SoakClients
 from .engines import SoakEngines
 from .fault_plan import plan
 from .fault_runner import FaultRunner
-from .fleet import ADMIN_KEY, descriptors, running_fleet
+from .fleet import ADMIN_KEY, descriptors, loopback_certificate, running_fleet
 from .monitor import Monitor, log_defects
 from .oracle import Oracle, running_oracle
 from .records import Ending, Records, SoakHead
@@ -52,9 +53,12 @@ async def soak(head: SoakHead, folder: Path, oracle: Oracle) -> Records:
     """Logs and receipts go to `folder`."""
     engines = SoakEngines(head.connector)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+    trust: ssl.SSLContext | bool = True
+    if head.tls:
+        trust = ssl.create_default_context(cafile=loopback_certificate(folder)[0])
     async with (
-        aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)) as operator,
-        running_fleet(folder, operator, engines, head.processes) as fleet,
+        aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True, ssl=trust)) as operator,
+        running_fleet(folder, operator, engines, processes=head.processes, tls=head.tls) as fleet,
     ):
         descriptors_before = sum(map(descriptors, fleet.proxy_pids))
         begun_s = time.monotonic()
@@ -64,7 +68,9 @@ async def soak(head: SoakHead, folder: Path, oracle: Oracle) -> Records:
 
         monitor, fault_runner = Monitor(fleet, clock), FaultRunner(fleet, clock)
         monitoring = asyncio.create_task(monitor.run())
-        async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+        async with aiohttp.ClientSession(
+            timeout=timeout, connector=aiohttp.TCPConnector(limit=0, ssl=trust)
+        ) as session:
             clients = SoakClients(session, fleet.url, ADMIN_KEY, oracle, clock)
             conversations = (SoakConversation(head.seed, number) for number in itertools.count())
             async with asyncio.TaskGroup() as group:
@@ -94,6 +100,7 @@ def head_of(args: argparse.Namespace) -> SoakHead:
         clients=args.clients,
         processes=args.processes,
         connector=args.connector,
+        tls=args.tls,
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -124,6 +131,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument(
         "--connector", choices=list(PROTOCOLS), default=Nixl.name, help=f"of the engines; default: {Nixl.name}"
     )
+    top.add_argument("--tls", action="store_true", help="between clients and the proxy")
     top.add_argument("--records", type=Path, help="records of an earlier run: report them again")
     top.add_argument("--out", dest="output", type=Path, required=True, help="folder for records, report and logs")
     return top

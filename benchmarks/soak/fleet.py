@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -15,6 +16,7 @@ from typing import Any
 
 import aiohttp
 
+from ppd.proxy.errors import PPDError
 from ppd.servers.fleet.ports import free_ports
 from ppd.servers.fleet.process import EngineProcess
 from ppd.servers.vllm.launch import Launch
@@ -72,7 +74,10 @@ class FleetDamaged(Exception):
 class SoakFleet:
     """Owns the processes. Engines are registered with the proxy through its admin API."""
 
-    def __init__(self, folder: Path, session: aiohttp.ClientSession, kind: SoakEngines, processes: int = 1) -> None:
+    def __init__(
+        self, folder: Path, session: aiohttp.ClientSession, kind: SoakEngines, *, processes: int = 1, tls: bool = False
+    ) -> None:
+        """tls: towards clients, with the certificate in `folder`, which `session` must know."""
         ports = iter(free_ports(2 * len(kind.names) + 3))
         self.addresses = {name: EngineAddress(name, next(ports), next(ports)) for name in (*kind.names, SPARE)}
         self._port = next(ports)
@@ -91,13 +96,13 @@ class SoakFleet:
         argv += ["--port", str(self._port), "--heartbeat-port", "0", "--processes", str(processes), *flags]
         argv += ["--config", str(self._config_file)]
         argv += ["--receipt-log", str(folder / "receipts.jsonl")]
+        self.url = f"{'https' if tls else 'http'}://{HOST}:{self._port}"
+        if tls:
+            certificate, key = certificate_in(folder)
+            argv += ["--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
         with_pid = ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._pid_file), *argv)
         env = {"PPD_ADMIN_KEY": ADMIN_KEY, "PYTHONWARNINGS": "default"}
         self.proxy = EngineProcess(Launch(with_pid, env), self.proxy_log, name="proxy")
-
-    @property
-    def url(self) -> str:
-        return f"http://{HOST}:{self._port}"
 
     @property
     def client_connections(self) -> int:
@@ -118,12 +123,24 @@ class SoakFleet:
     async def start(self) -> None:
         await self.proxy.start()
         await asyncio.gather(
-            self.proxy.wait_healthy(self.url, timeout_s=_STARTS_S),
+            self._until_proxy_serves(),
             *(self.start_engine(name) for name in self._kind.names),
         )
         for name in self._kind.names:
             await self.register(name)
         await self.all_up()
+
+    async def _until_proxy_serves(self) -> None:
+        """EngineFailed if its process ends before, TimeoutError if it takes too long."""
+        async with asyncio.timeout(_STARTS_S):
+            while True:
+                if not self.proxy.is_running:
+                    await self.proxy.wait_healthy(self.url, timeout_s=_STARTS_S)
+                with suppress(aiohttp.ClientError):
+                    async with self._session.get(f"{self.url}/health") as answer:
+                        if answer.status == 200:
+                            return
+                await asyncio.sleep(0.2)
 
     async def stop(self) -> int | None:
         code = await self.proxy.stop()
@@ -264,14 +281,31 @@ def samples(text: str, wanted: re.Pattern[str]) -> dict[str, float]:
 
 @asynccontextmanager
 async def running_fleet(
-    folder: Path, session: aiohttp.ClientSession, kind: SoakEngines, processes: int
+    folder: Path, session: aiohttp.ClientSession, kind: SoakEngines, *, processes: int, tls: bool
 ) -> AsyncIterator[SoakFleet]:
     """EngineFailed if a process does not start."""
     async with AsyncExitStack() as stack:
-        fleet = SoakFleet(folder, session, kind, processes)
+        fleet = SoakFleet(folder, session, kind, processes=processes, tls=tls)
         stack.push_async_callback(fleet.stop)
         await fleet.start()
         yield fleet
+
+
+def loopback_certificate(folder: Path) -> tuple[Path, Path]:
+    """Makes one that is self-signed and valid for a day; where it and its key lie. PPDError without openssl."""
+    certificate, key = certificate_in(folder)
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", str(key))
+    names = ("-subj", f"/CN={HOST}", "-addext", f"subjectAltName=IP:{HOST}")
+    command = ["openssl", "req", "-x509", *curve, *names, "-days", "1", "-out", str(certificate)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise PPDError(f"openssl makes no certificate: {done.stderr.strip()}")
+    return certificate, key
+
+
+def certificate_in(folder: Path) -> tuple[Path, Path]:
+    """Where the certificate and its key lie."""
+    return folder / "cert.pem", folder / "key.pem"
 
 
 def rss_kib(pid: int) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,6 +30,7 @@ from ..overhead.backend import running_backend
 from ..overhead.native import build, cache_folder
 from ..overhead.processes import HOST, Program, assign_cores, running_on
 from ..overhead.usage import usage
+from ..soak.fleet import loopback_certificate
 
 PLAIN, WITH_TLS = "plain", "TLS"
 STARTS_S = 20.0
@@ -52,7 +52,7 @@ class Edge:
 def edges(folder: Path) -> Iterator[Sequence[Edge]]:
     """Both proxies, once each has answered."""
     cores = assign_cores(os.sched_getaffinity(0))
-    certificate, key = _certificate(folder)
+    certificate, key = loopback_certificate(folder)
     contexts = {PLAIN: None, WITH_TLS: ssl.create_default_context(cafile=str(certificate))}
     with running_backend(build(cache_folder()), cores.mock, folder) as backend, ExitStack() as stack:
         found = []
@@ -104,18 +104,6 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reque
         await reader.readexactly(int(head.partition(b"content-length:")[2].split(b"\r\n")[0]))
         if b" 200 " not in head.split(b"\r\n")[0]:
             raise PPDError(f"the proxy said {head.splitlines()[0].decode('latin-1')}")
-
-
-def _certificate(folder: Path) -> tuple[Path, Path]:
-    """Self-signed, for loopback, valid for a day."""
-    certificate, key = folder / "cert.pem", folder / "key.pem"
-    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", str(key))
-    names = ("-subj", f"/CN={HOST}", "-addext", f"subjectAltName=IP:{HOST}")
-    command = ["openssl", "req", "-x509", *curve, *names, "-days", "1", "-out", str(certificate)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise PPDError(f"openssl makes no certificate: {done.stderr.strip()}")
-    return certificate, key
 
 
 def measure(repetitions: int, requests: int, connections: int) -> dict[str, list[float]]:

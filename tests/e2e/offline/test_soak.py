@@ -52,8 +52,8 @@ async def test_minutes_of_faults_cost_nothing_that_they_should_not(tmp_path: Pat
     assert "**Passed.**" in page.read_text()
 
 
-@pytest.mark.parametrize("connector", ["nixl", "sglang"])
-async def test_engines_with_other_weights_are_noticed(tmp_path: Path, connector: str) -> None:
+@pytest.mark.parametrize(("connector", "tls"), [("nixl", False), ("sglang", True)])
+async def test_engines_with_other_weights_are_noticed(tmp_path: Path, connector: str, tls: bool) -> None:
     """Whatever they answer is wrong then, so a soak can fail by its texts."""
     head = SoakHead(
         seed=0,
@@ -61,6 +61,7 @@ async def test_engines_with_other_weights_are_noticed(tmp_path: Path, connector:
         warm_up_s=1.0,
         clients=2,
         connector=connector,
+        tls=tls,
         machine="",
         started=datetime.now(UTC).isoformat(),
     )

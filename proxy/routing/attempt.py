@@ -49,6 +49,7 @@ _ANSWERING = {
     Route.REPLICA: Leg.REPLICA,
 }
 _NO_HEADERS: Mapping[str, str] = {}
+READ_BY_S = 0.5  # since it was sent a leg, an engine that is short of time has read it
 
 
 class Attempt(msgspec.Struct, kw_only=True, eq=False):
@@ -222,10 +223,13 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
     def has_asked_decode(self) -> bool:
         return self.call is not None and self.call.phase is not Phase.CONNECT
 
-    @property
-    def may_be_unread(self) -> bool:
-        """D was sent its leg, and would show that it has read it by the head of its stream, which has not come."""
-        return self.request.stream and self.call is not None and self.call.may_arrive_late
+    def may_be_unread(self, now_s: float) -> bool:
+        """D was sent its leg, and may not have read it. A stream's head shows that it has; of other answers time does.
+
+        now_s: by the loop's clock.
+        """
+        call = self.call
+        return call is not None and call.may_arrive_late and (self.request.stream or now_s < call.sent_s + READ_BY_S)
 
 
 class OpenAnswer(msgspec.Struct):

@@ -4,8 +4,8 @@ A P that still computes is aborted. A P that has announced a handoff pins the KV
 one token. An abandoned SPLIT first gets `GRACE_S`: P's answer may be on the wire, and a D that was just asked frees
 nothing before its engine knows the request. Once the head of P's answer is there, P has computed the prompt, and the
 rest of the answer is read for up to `READ_ON_S`. A D that is short of time reads a request later, and drops it unread
-if its connection is closed by then. So where a stream was asked for, D gets up to `READ_ON_S` to send its head, which
-shows that the request was read.
+if its connection is closed by then. So it gets up to `READ_ON_S` to send the head of a stream, which shows that it has
+read the request, or `READ_BY_S` where no stream was asked for.
 
 Where D sets blocks aside for P to write into, both legs go on until P has computed the prompt: after an abort of P's, D
 would wait for P, and keep these blocks, for minutes. D's goes on for a while more, as above.
@@ -108,7 +108,7 @@ class HandoffRelease:
                 await both.until_prefilled()
             if legs.state in (LegsState.LEFT_PREFILL, LegsState.LEFT_PULL):
                 await self._wind_up(task, attempt, legs)
-            is_unread = legs.state is LegsState.LEFT_PULL and attempt.may_be_unread
+            is_unread = legs.state is LegsState.LEFT_PULL and attempt.may_be_unread(_loop_s())
             is_unreached = legs.state is LegsState.LEFT_PULL and not attempt.has_asked_decode
             if both is not None:
                 both.close(is_unreached=is_unreached)
@@ -143,7 +143,7 @@ class HandoffRelease:
             self._admission.admit_waiting()
             await asyncio.wait({task}, timeout=READ_ON_S)
         pause_s, left_s = GRACE_S, READ_ON_S  # looks, as nobody is told of a head
-        while left_s > 0 and legs.state is LegsState.LEFT_PULL and attempt.may_be_unread:
+        while left_s > 0 and legs.state is LegsState.LEFT_PULL and attempt.may_be_unread(_loop_s()):
             await asyncio.wait({task}, timeout=min(pause_s, left_s))
             pause_s, left_s = 2 * pause_s, left_s - pause_s
 
@@ -216,6 +216,10 @@ class HandoffRelease:
             if not view.worker.has_sidecar and view.id not in tried
         ]
         return min(able, key=lambda view: (view.id in failing, view.id != own.id, view.requests), default=None)
+
+
+def _loop_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def _has_taken(answer: Answer, endpoint: Endpoint, *, is_stream: bool) -> bool:

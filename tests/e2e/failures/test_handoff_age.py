@@ -177,12 +177,13 @@ async def leg_to(fleet: Fleet, name: str, body: dict[str, Any]) -> Any:
 
 
 async def test_a_d_that_reads_late_gets_the_time_to_take_what_its_client_left(start_fleet: Any) -> None:
-    """Of a stream, whose head shows that it was read. An answer that is no stream shows nothing before its end."""
+    """The head of a stream shows that it was read; of other answers nothing does before their end, so they get less."""
     async with start_fleet("P1", **QUICK) as fleet, LateReader(late_s=0.3).joined(fleet) as d:
         body = {"model": "sim", "messages": [{"role": "user", "content": LONG}], "max_tokens": 4}
-        for number, stream in enumerate((True, False), start=1):
+        for number, (stream, late_s) in enumerate(((True, 0.3), (False, 0.3), (True, 1.0), (False, 1.0)), start=1):
+            d.late_s = late_s
             asking = asyncio.create_task(fleet.post("/v1/chat/completions", {**body, "stream": stream}))
             await fleet.until(lambda came=number: d.came == came)
             asking.cancel()
             await fleet.until(lambda came=number: d.taken + d.dropped == came)
-        assert (d.taken, d.dropped) == (1, 1)
+        assert (d.taken, d.dropped) == (3, 1)

@@ -37,7 +37,7 @@ def opened() -> OpenAnswer:
 
 def asks_d(made: Attempt) -> Call:
     made.call = Call(made.decision.decode.worker, once=True)
-    made.call.phase = Phase.SENT
+    made.call.sent(asyncio.get_running_loop().time())
     return made.call
 
 
@@ -285,9 +285,10 @@ class AtOnce:
         (GRACE_S / 2, math.inf, True, True, "began", "taken"),
         (3 * GRACE_S, 0.0, True, True, "ended", "taken"),
         (3 * GRACE_S, math.inf, True, True, "began", "taken"),
-        (9 * GRACE_S, 3 * GRACE_S, True, True, "ended", "taken"),
-        (9 * GRACE_S, math.inf, True, True, "ended", "left"),  # at READ_ON_S
-        (3 * GRACE_S, math.inf, False, True, "ended", "taken"),
+        (15 * GRACE_S, 3 * GRACE_S, True, True, "ended", "taken"),
+        (15 * GRACE_S, math.inf, True, True, "ended", "left"),  # at READ_ON_S
+        (3 * GRACE_S, math.inf, False, True, "began", "taken"),
+        (15 * GRACE_S, math.inf, False, True, "ended", "taken"),  # it has read it by then
         (3 * GRACE_S, math.inf, True, False, "ended", "left"),
     ],
     ids=[
@@ -296,7 +297,8 @@ class AtOnce:
         "D reads it late",
         "D reads it late, and computes",
         "D is not heard of",
-        "D's answer is no stream, so nothing of it can be heard",
+        "D reads it late, and its answer is no stream",
+        "D is not heard of, and its answer is no stream",
         "D is not reached",
     ],
 )
@@ -312,7 +314,8 @@ async def test_once_p_is_done_a_d_gets_time_to_take_what_p_holds(
     fate: str,
 ) -> None:
     """Of a D that was asked at the same time, and whose engine may not know the request yet."""
-    monkeypatch.setattr("ppd.proxy.routing.legs.handoff_release.READ_ON_S", 3 * GRACE_S)
+    monkeypatch.setattr("ppd.proxy.routing.legs.handoff_release.READ_ON_S", 6 * GRACE_S)
+    monkeypatch.setattr("ppd.proxy.routing.attempt.READ_BY_S", 4 * GRACE_S)
     made = lab.running(await lab.decode("D1"), lab.join("P2", "p:2", connector="mooncake"))
     made.request = replace(made.request, stream=stream)
     made.receipt.legs[-1].status = 200  # P's, which has answered

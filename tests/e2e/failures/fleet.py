@@ -172,7 +172,8 @@ class FaultFleet(Fleet):
         """What an engine answers when all is well."""
         plain = {**body, "stream": False}
         url = f"http://{self.engines['reference'].address}{PATH}"
-        async with self.session.post(url, json=plain) as answer:
+        # A kept connection may be ended by an engine just as it is used again.
+        async with self.session.post(url, json=plain, headers={"Connection": "close"}) as answer:
             return str((await answer.json())["choices"][0]["message"]["content"])
 
     def outstanding(self) -> int:

@@ -53,12 +53,12 @@ async def soak(head: SoakHead, folder: Path, oracle: Oracle) -> Records:
     """Logs and receipts go to `folder`."""
     engines = SoakEngines(head.connector)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
-    trust: ssl.SSLContext | bool = True
-    if head.tls:
-        trust = ssl.create_default_context(cafile=loopback_certificate(folder)[0])
+    tls = ssl.create_default_context(cafile=loopback_certificate(folder)[0]) if head.tls else None
     async with (
-        aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True, ssl=trust)) as operator,
-        running_fleet(folder, operator, engines, processes=head.processes, tls=head.tls) as fleet,
+        aiohttp.ClientSession(
+            timeout=timeout, connector=aiohttp.TCPConnector(force_close=True, ssl=tls or True)
+        ) as operator,
+        running_fleet(folder, operator, engines, processes=head.processes, tls=tls) as fleet,
     ):
         descriptors_before = sum(map(descriptors, fleet.proxy_pids))
         begun_s = time.monotonic()
@@ -69,7 +69,7 @@ async def soak(head: SoakHead, folder: Path, oracle: Oracle) -> Records:
         monitor, fault_runner = Monitor(fleet, clock), FaultRunner(fleet, clock)
         monitoring = asyncio.create_task(monitor.run())
         async with aiohttp.ClientSession(
-            timeout=timeout, connector=aiohttp.TCPConnector(limit=0, ssl=trust)
+            timeout=timeout, connector=aiohttp.TCPConnector(limit=0, ssl=tls or True)
         ) as session:
             clients = SoakClients(session, fleet.url, ADMIN_KEY, oracle, clock)
             conversations = (SoakConversation(head.seed, number) for number in itertools.count())

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterable
@@ -75,15 +76,21 @@ class SoakFleet:
     """Owns the processes. Engines are registered with the proxy through its admin API."""
 
     def __init__(
-        self, folder: Path, session: aiohttp.ClientSession, kind: SoakEngines, *, processes: int = 1, tls: bool = False
+        self,
+        folder: Path,
+        session: aiohttp.ClientSession,
+        kind: SoakEngines,
+        *,
+        processes: int = 1,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """tls: towards clients, with the certificate in `folder`, which `session` must know."""
+        """tls: by which `session` trusts the certificate in `folder`; None: clients use none."""
         ports = iter(free_ports(2 * len(kind.names) + 3))
         self.addresses = {name: EngineAddress(name, next(ports), next(ports)) for name in (*kind.names, SPARE)}
         self._port = next(ports)
         self._folder = folder
         self._session = session
-        self._kind = kind
+        self._kind, self._tls = kind, tls
         self._engines: dict[str, EngineProcess] = {}
         self._lives = 0
         self.proxy_log = folder / "proxy.log"
@@ -96,8 +103,8 @@ class SoakFleet:
         argv += ["--port", str(self._port), "--heartbeat-port", "0", "--processes", str(processes), *flags]
         argv += ["--config", str(self._config_file)]
         argv += ["--receipt-log", str(folder / "receipts.jsonl")]
-        self.url = f"{'https' if tls else 'http'}://{HOST}:{self._port}"
-        if tls:
+        self.url = f"{'http' if tls is None else 'https'}://{HOST}:{self._port}"
+        if tls is not None:
             certificate, key = certificate_in(folder)
             argv += ["--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
         with_pid = ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._pid_file), *argv)
@@ -123,24 +130,12 @@ class SoakFleet:
     async def start(self) -> None:
         await self.proxy.start()
         await asyncio.gather(
-            self._until_proxy_serves(),
+            self.proxy.wait_healthy(self.url, timeout_s=_STARTS_S, tls=self._tls),
             *(self.start_engine(name) for name in self._kind.names),
         )
         for name in self._kind.names:
             await self.register(name)
         await self.all_up()
-
-    async def _until_proxy_serves(self) -> None:
-        """EngineFailed if its process ends before, TimeoutError if it takes too long."""
-        async with asyncio.timeout(_STARTS_S):
-            while True:
-                if not self.proxy.is_running:
-                    await self.proxy.wait_healthy(self.url, timeout_s=_STARTS_S)
-                with suppress(aiohttp.ClientError):
-                    async with self._session.get(f"{self.url}/health") as answer:
-                        if answer.status == 200:
-                            return
-                await asyncio.sleep(0.2)
 
     async def stop(self) -> int | None:
         code = await self.proxy.stop()
@@ -281,7 +276,7 @@ def samples(text: str, wanted: re.Pattern[str]) -> dict[str, float]:
 
 @asynccontextmanager
 async def running_fleet(
-    folder: Path, session: aiohttp.ClientSession, kind: SoakEngines, *, processes: int, tls: bool
+    folder: Path, session: aiohttp.ClientSession, kind: SoakEngines, *, processes: int, tls: ssl.SSLContext | None
 ) -> AsyncIterator[SoakFleet]:
     """EngineFailed if a process does not start."""
     async with AsyncExitStack() as stack:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import sys
 from collections import deque
 from pathlib import Path
@@ -96,11 +97,16 @@ class EngineProcess:
         self._close_orders()
         return code
 
-    async def wait_healthy(self, base_url: str, *, timeout_s: float, interval_s: float = 0.2) -> None:
-        """Returns when `GET /health` answers 200; EngineFailed if the process ends, or after `timeout_s`."""
+    async def wait_healthy(
+        self, base_url: str, *, timeout_s: float, interval_s: float = 0.2, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """Returns when `GET /health` answers 200; EngineFailed if the process ends, or after `timeout_s`.
+
+        tls: by which its certificate is trusted; None: by the authorities that this machine trusts.
+        """
         assert self._process is not None
         ended = asyncio.ensure_future(self.wait())
-        healthy = asyncio.ensure_future(_poll_health(f"{base_url}/health", interval_s))
+        healthy = asyncio.ensure_future(_poll_health(f"{base_url}/health", interval_s, tls or True))
         try:
             await asyncio.wait({ended, healthy}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
@@ -164,11 +170,11 @@ class EngineProcess:
         return EngineFailed(f"{self.name} {what}; {self.last_words()}")
 
 
-async def _poll_health(url: str, interval_s: float) -> None:
+async def _poll_health(url: str, interval_s: float, tls: ssl.SSLContext | bool) -> None:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
         while True:
             try:
-                async with session.get(url) as response:
+                async with session.get(url, ssl=tls) as response:
                     if response.status == 200:
                         return
             except (aiohttp.ClientError, TimeoutError):

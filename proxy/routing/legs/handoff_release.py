@@ -101,14 +101,13 @@ class HandoffRelease:
             log.error("an abandoned SPLIT could not be ended", exc_info=task.exception())
 
     async def _end_abandoned(self, task: asyncio.Task[OpenAnswer], attempt: Attempt) -> None:
-        legs, both, is_unread = attempt.legs, attempt.both, False
+        legs, both = attempt.legs, attempt.both
         assert legs is not None, "a SPLIT has two"
         try:
             if legs.state is LegsState.LEFT_BOTH and both is not None:
                 await both.until_prefilled()
             if legs.state in (LegsState.LEFT_PREFILL, LegsState.LEFT_PULL):
                 await self._wind_up(task, attempt, legs)
-            is_unread = legs.state is LegsState.LEFT_PULL and attempt.may_be_unread(_loop_s())
             is_unreached = legs.state is LegsState.LEFT_PULL and not attempt.has_asked_decode
             if both is not None:
                 both.close(is_unreached=is_unreached)
@@ -120,7 +119,7 @@ class HandoffRelease:
             if not task.cancelled() and task.exception() is None:
                 attempt.has_answered()
             attempt.close()
-        self._metrics.abandoned.labels("left" if is_unread else await self._fate(attempt, legs)).inc()
+        self._metrics.abandoned.labels(await self._fate(attempt, legs)).inc()
 
     async def _fate(self, attempt: Attempt, legs: Legs) -> str:
         """Of P's KV."""

@@ -192,7 +192,7 @@ async def test_a_client_that_leaves_while_d_is_asked_again_ends_that(lab: Lab) -
     ("p_says", "d_says", "fate"),
     [
         (GOOD_P, STREAM, "taken"),
-        (GOOD_P, None, "left"),  # unless D reads it later
+        (GOOD_P, None, "taken"),
         (STOPPED_P, None, "aborted"),
         (http(b"{}", 500), None, "aborted"),
         (None, b"?", "aborted"),
@@ -201,7 +201,7 @@ async def test_a_client_that_leaves_while_d_is_asked_again_ends_that(lab: Lab) -
 async def test_the_kv_of_a_client_that_has_left_is_written_or_there_is_none(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, p_says: bytes | None, d_says: bytes | None, fate: str
 ) -> None:
-    """A P keeps it until its lease ends only where D may not have read its leg."""
+    """No P keeps any until a lease ends."""
     monkeypatch.setattr("ppd.proxy.routing.legs.handoff_release.READ_ON_S", 0.1)
     lab.turn.cancel()
     await asyncio.wait({lab.turn})

@@ -30,9 +30,21 @@ async def odd_worker(fleet: Any, handler: Handler, role: str = "D") -> AsyncIter
     app.router.add_get("/{path:.*}", plain)
     async with TestServer(app) as server:
         address = f"127.0.0.1:{server.port}"
-        await fleet.admin("POST", "/workers", {"worker": f"{role}={address}"})
-        await fleet.until(lambda: any(v.id == address and v.up for v in fleet.proxy.state.registry.views()))
+        await joins(fleet, f"{role}={address}")
         yield
+
+
+async def joins(fleet: Any, worker: str) -> None:
+    """Announces it as a static worker, and returns once it is up."""
+    address = worker.partition("=")[2].partition(",")[0]
+    await fleet.admin("POST", "/workers", {"worker": worker})
+    await fleet.until(lambda: any(v.id == address and v.up for v in fleet.proxy.state.registry.views()))
+
+
+def to_a_probe(head: bytes) -> bytes:
+    """What a healthy worker of model `sim` says to a GET."""
+    body = b'{"data": [{"id": "sim"}]}' if b"/v1/models" in head else b""
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
 
 
 async def stop_listening(listening: asyncio.Server) -> None:
@@ -57,8 +69,7 @@ class MortalWorker:
         self._listening = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         address = f"127.0.0.1:{self._listening.sockets[0].getsockname()[1]}"
         try:
-            await fleet.admin("POST", "/workers", {"worker": f"{role}={address}"})
-            await fleet.until(lambda: any(v.id == address and v.up for v in fleet.proxy.state.registry.views()))
+            await joins(fleet, f"{role}={address}")
             yield self
         finally:
             self.die()
@@ -77,8 +88,7 @@ class MortalWorker:
                 if head.startswith(b"POST"):
                     self.asked += 1
                     continue
-                models = b'{"data": [{"id": "sim"}]}' if b"/v1/models" in head else b""
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(models), models))
+                writer.write(to_a_probe(head))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
 
@@ -94,12 +104,11 @@ class LateReader:
         self.came = self.taken = self.dropped = 0
 
     @asynccontextmanager
-    async def joined(self, fleet: Any, options: str = "") -> AsyncIterator[LateReader]:
+    async def joined(self, fleet: Any) -> AsyncIterator[LateReader]:
         listening = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         address = f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
         try:
-            await fleet.admin("POST", "/workers", {"worker": f"D={address}{options}"})
-            await fleet.until(lambda: any(v.id == address and v.up for v in fleet.proxy.state.registry.views()))
+            await joins(fleet, f"D={address}")
             yield self
         finally:
             await stop_listening(listening)
@@ -118,8 +127,7 @@ class LateReader:
                     self.taken += 1
                     writer.write(HEAD)
                     continue
-                models = b'{"data": [{"id": "sim"}]}' if b"/v1/models" in head else b""
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(models), models))
+                writer.write(to_a_probe(head))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:

@@ -107,7 +107,7 @@ class HandoffRelease:
             if legs.state is LegsState.LEFT_BOTH and both is not None:
                 await both.until_prefilled()
             if legs.state in (LegsState.LEFT_PREFILL, LegsState.LEFT_PULL):
-                await self._wind_up(task, attempt, legs)
+                await self._wind_up(task, attempt)
             is_unreached = legs.state is LegsState.LEFT_PULL and not attempt.has_asked_decode
             if both is not None:
                 both.close(is_unreached=is_unreached)
@@ -133,7 +133,7 @@ class HandoffRelease:
             return "taken"
         return "left" if self._handoffs.has(attempt.attempt_id) else "aborted"
 
-    async def _wind_up(self, task: asyncio.Task[OpenAnswer], attempt: Attempt, legs: Legs) -> None:
+    async def _wind_up(self, task: asyncio.Task[OpenAnswer], attempt: Attempt) -> None:
         await asyncio.wait({task}, timeout=GRACE_S)
         for _ in range(READ_TURNS):  # so that a handoff which P has already sent is read
             await asyncio.sleep(0)
@@ -142,7 +142,7 @@ class HandoffRelease:
             self._admission.admit_waiting()
             await asyncio.wait({task}, timeout=READ_ON_S)
         pause_s, left_s = GRACE_S, READ_ON_S  # looks, as nobody is told of a head
-        while left_s > 0 and legs.state is LegsState.LEFT_PULL and attempt.may_be_unread(_loop_s()):
+        while left_s > 0 and attempt.may_be_unread(_loop_s()):
             await asyncio.wait({task}, timeout=min(pause_s, left_s))
             pause_s, left_s = 2 * pause_s, left_s - pause_s
 

@@ -284,11 +284,11 @@ class AtOnce:
     [
         (GRACE_S / 2, math.inf, True, True, "began", "taken"),
         (3 * GRACE_S, 0.0, True, True, "ended", "taken"),
-        (3 * GRACE_S, math.inf, True, True, "began", "taken"),
+        (5 * GRACE_S, math.inf, True, True, "began", "taken"),
         (15 * GRACE_S, 3 * GRACE_S, True, True, "ended", "taken"),
         (15 * GRACE_S, math.inf, True, True, "ended", "taken"),  # at READ_ON_S
         (3 * GRACE_S, math.inf, False, True, "began", "taken"),
-        (15 * GRACE_S, math.inf, False, True, "ended", "taken"),  # it has read it by then
+        (5.5 * GRACE_S, math.inf, False, True, "ended", "taken"),  # it has read it by then
         (3 * GRACE_S, math.inf, True, False, "ended", "left"),
     ],
     ids=[

@@ -224,7 +224,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
         return self.call is not None and self.call.phase is not Phase.CONNECT
 
     def may_be_unread(self, now_s: float) -> bool:
-        """D was sent its leg, and may not have read it. A stream's head shows that it has; of other answers time does.
+        """D was sent its leg and may not have read it: nothing shows it, nor, where no stream was asked for, does time.
 
         now_s: by the loop's clock.
         """

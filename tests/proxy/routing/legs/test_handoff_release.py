@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -278,52 +279,46 @@ class AtOnce:
         await self.lab.leave(self.made, opening, after_s=after_s)
 
 
+@dataclass(frozen=True)
+class LegOnD:
+    """How D takes its leg, as of `AtOnce`, and what becomes of it and of P's KV."""
+
+    begins_s: float
+    fate: str
+    head_s: float = math.inf
+    stream: bool = True
+    is_asked: bool = True
+    kv: str = "taken"
+
+
+LEGS_ON_D = {
+    "D begins in time": LegOnD(GRACE_S / 2, "began"),
+    "D has read it": LegOnD(3 * GRACE_S, "ended", head_s=0.0),
+    "D reads it late": LegOnD(5 * GRACE_S, "began"),
+    "D reads it late, and computes": LegOnD(15 * GRACE_S, "ended", head_s=3 * GRACE_S),
+    "D is not heard of": LegOnD(15 * GRACE_S, "ended"),
+    "D reads it late, and its answer is no stream": LegOnD(3 * GRACE_S, "began", stream=False),
+    "D is not heard of, and its answer is no stream": LegOnD(5.5 * GRACE_S, "ended", stream=False),
+    "D is not reached": LegOnD(3 * GRACE_S, "ended", is_asked=False, kv="left"),
+}
+
+
 @pytest.mark.parametrize("leaves_s", [0.0, 0.015], ids=["while P computes", "once P is done"])
-@pytest.mark.parametrize(
-    ("d_s", "head_s", "stream", "is_asked", "fate_of_d", "fate"),
-    [
-        (GRACE_S / 2, math.inf, True, True, "began", "taken"),
-        (3 * GRACE_S, 0.0, True, True, "ended", "taken"),
-        (5 * GRACE_S, math.inf, True, True, "began", "taken"),
-        (15 * GRACE_S, 3 * GRACE_S, True, True, "ended", "taken"),
-        (15 * GRACE_S, math.inf, True, True, "ended", "taken"),  # at READ_ON_S
-        (3 * GRACE_S, math.inf, False, True, "began", "taken"),
-        (5.5 * GRACE_S, math.inf, False, True, "ended", "taken"),  # it has read it by then
-        (3 * GRACE_S, math.inf, True, False, "ended", "left"),
-    ],
-    ids=[
-        "D begins in time",
-        "D has read it",
-        "D reads it late",
-        "D reads it late, and computes",
-        "D is not heard of",
-        "D reads it late, and its answer is no stream",
-        "D is not heard of, and its answer is no stream",
-        "D is not reached",
-    ],
-)
+@pytest.mark.parametrize("leg", LEGS_ON_D.values(), ids=LEGS_ON_D)
 async def test_once_p_is_done_a_d_gets_time_to_take_what_p_holds(
-    lab: Lab,
-    monkeypatch: pytest.MonkeyPatch,
-    leaves_s: float,
-    d_s: float,
-    head_s: float,
-    stream: bool,
-    is_asked: bool,
-    fate_of_d: str,
-    fate: str,
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, leaves_s: float, leg: LegOnD
 ) -> None:
     """Of a D that was asked at the same time, and whose engine may not know the request yet."""
     monkeypatch.setattr("ppd.proxy.routing.legs.handoff_release.READ_ON_S", 6 * GRACE_S)
     monkeypatch.setattr("ppd.proxy.routing.attempt.READ_BY_S", 4 * GRACE_S)
     made = lab.running(await lab.decode("D1"), lab.join("P2", "p:2", connector="mooncake"))
-    made.request = replace(made.request, stream=stream)
+    made.request = replace(made.request, stream=leg.stream)
     made.receipt.legs[-1].status = 200  # P's, which has answered
-    if is_asked:
+    if leg.is_asked:
         asks_d(made)
-    at_once = AtOnce(lab, made, 0.01, d_s, head_s)
+    at_once = AtOnce(lab, made, 0.01, leg.begins_s, leg.head_s)
     await at_once.leave(leaves_s)
-    assert (at_once.fate_of_d, lab.fates(), lab.closed) == (fate_of_d, {fate: 1}, ["given back"])
+    assert (at_once.fate_of_d, lab.fates(), lab.closed) == (leg.fate, {leg.kv: 1}, ["given back"])
 
 
 async def test_closing_waits_for_as_long_as_it_may(lab: Lab) -> None:

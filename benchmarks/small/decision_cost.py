@@ -32,7 +32,7 @@ from ppd.proxy.openai.request import Request
 from ppd.proxy.policy import Turn, decide, has_room
 from ppd.proxy.routing.state import State
 from ppd.proxy.sessions.session import Prompt, marks_of_prompt
-from ppd.proxy.sessions.table import SessionMatch, TurnOutcome
+from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
 
 from .proxy_here import ANSWER, MODEL, REPLY, TurnBench, bench
 
@@ -168,6 +168,8 @@ def finish_us(state: State, prompt: Prompt, outcome: TurnOutcome) -> float:
     first = match = sessions.find(prompt, now_s)
     known = sessions.of_history(match.history)
     before, keys = (None, []) if known is None else (replace(known), sessions.lookup_keys(known)[1])
+    if before is None:  # in a table of its own: to drop it looks at all sessions, after which no cache is warm
+        sessions = SessionTable(ttl_s=3600.0, capacity=2, beliefs=state.beliefs)
 
     def find_again() -> None:
         nonlocal match

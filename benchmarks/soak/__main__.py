@@ -52,7 +52,7 @@ _WARM_UP_S = 300.0
 async def soak(head: SoakHead, folder: Path, oracle: Oracle) -> Records:
     """Logs and receipts go to `folder`."""
     engines = SoakEngines(head.connector)
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=20)  # the proxy is paused for up to 12 s, TLS or not
     tls = ssl.create_default_context(cafile=loopback_certificate(folder)[0]) if head.tls else None
     async with (
         aiohttp.ClientSession(
@@ -131,7 +131,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument(
         "--connector", choices=list(PROTOCOLS), default=Nixl.name, help=f"of the engines; default: {Nixl.name}"
     )
-    top.add_argument("--tls", action="store_true", help="between clients and the proxy")
+    top.add_argument("--tls", action="store_true", help="between clients, the proxy and engines")
     top.add_argument("--records", type=Path, help="records of an earlier run: report them again")
     top.add_argument("--out", dest="output", type=Path, required=True, help="folder for records, report and logs")
     return top

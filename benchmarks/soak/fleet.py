@@ -84,7 +84,7 @@ class SoakFleet:
         processes: int = 1,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """tls: by which `session` trusts the certificate in `folder`; None: clients use none."""
+        """tls: by which `session` trusts the certificate in `folder`, which is every server's; None: plain HTTP."""
         ports = iter(free_ports(2 * len(kind.names) + 3))
         self.addresses = {name: EngineAddress(name, next(ports), next(ports)) for name in (*kind.names, SPARE)}
         self._port = next(ports)
@@ -103,10 +103,11 @@ class SoakFleet:
         argv += ["--port", str(self._port), "--heartbeat-port", "0", "--processes", str(processes), *flags]
         argv += ["--config", str(self._config_file)]
         argv += ["--receipt-log", str(folder / "receipts.jsonl")]
-        self.url = f"{'http' if tls is None else 'https'}://{HOST}:{self._port}"
+        self._scheme = "http" if tls is None else "https"
+        self.url = f"{self._scheme}://{HOST}:{self._port}"
         if tls is not None:
-            certificate, key = certificate_in(folder)
-            argv += ["--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
+            certificate, key = map(str, certificate_in(folder))
+            argv += ["--tls-cert-file", certificate, "--tls-key-file", key, "--worker-ca-file", certificate]
         with_pid = ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._pid_file), *argv)
         env = {"PPD_ADMIN_KEY": ADMIN_KEY, "PYTHONWARNINGS": "default"}
         self.proxy = EngineProcess(Launch(with_pid, env), self.proxy_log, name="proxy")
@@ -150,10 +151,13 @@ class SoakFleet:
         if name in ("D2", SPARE):
             argv += ["--kv-load-failure-policy", "recompute"]
         argv += self._kind.flags(name)
+        if self._tls is not None:
+            certificate, key = map(str, certificate_in(self._folder))
+            argv += ["--ssl-certfile", certificate, "--ssl-keyfile", key]
         engine = EngineProcess(Launch(tuple(argv), {}), self._folder / f"{name}-{self._lives}.log", name=name)
         self._engines[name] = engine
         await engine.start()
-        await engine.wait_healthy(f"http://{engine_address.address}", timeout_s=_STARTS_S)
+        await engine.wait_healthy(self._url(name), timeout_s=_STARTS_S, tls=self._tls)
 
     async def kill_engine(self, name: str) -> None:
         await self._engines[name].kill()
@@ -164,6 +168,8 @@ class SoakFleet:
     async def register(self, name: str, role: str = "") -> None:
         engine = self.addresses[name]
         told = f"{role or name[0]}={engine.address}{self._kind.told(name, engine.side_port)}"
+        if self._tls is not None:
+            told += ",tls=true"
         await self.admin("POST", "/workers", {"worker": told})
 
     async def remove(self, name: str) -> None:
@@ -211,8 +217,7 @@ class SoakFleet:
             raise FleetDamaged(f"one prompt killed {', '.join(dead)}")
 
     async def order_faults(self, name: str, faults: dict[str, Any]) -> None:
-        url = f"http://{self.addresses[name].address}/faults"
-        async with self._session.post(url, json=faults) as answer:
+        async with self._session.post(f"{self._url(name)}/faults", json=faults) as answer:
             answer.raise_for_status()
 
     async def all_up(self, limit_s: float = LEASE_S + 40.0) -> None:
@@ -250,7 +255,10 @@ class SoakFleet:
             return await answer.json()
 
     async def engine_metrics(self, name: str, wanted: Iterable[str]) -> dict[str, float]:
-        return await self._metrics(f"http://{self.addresses[name].address}", wanted)
+        return await self._metrics(self._url(name), wanted)
+
+    def _url(self, name: str) -> str:
+        return f"{self._scheme}://{self.addresses[name].address}"
 
     async def proxy_metrics(self, wanted: Iterable[str]) -> dict[str, float]:
         return await self._metrics(self.url, wanted)

@@ -72,7 +72,7 @@ class SoakHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     clients: int
     processes: int = 1  # of the proxy
     connector: str = "nixl"  # of the engines
-    tls: bool = False  # towards clients
+    tls: bool = False  # between clients, the proxy and engines
     machine: str
     started: str  # ISO 8601, UTC
 

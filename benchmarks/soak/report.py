@@ -33,7 +33,7 @@ def markdown(records: Records) -> str:
 def _about(records: Records) -> str:
     head = records.head
     return (
-        f"{head.seconds / 60:.1f} minutes, {head.clients} clients{' over TLS' if head.tls else ''}, "
+        f"{head.seconds / 60:.1f} minutes, {head.clients} clients{', TLS between all' if head.tls else ''}, "
         f"{head.processes} of the proxy's processes, engines with {head.connector}, "
         f"seed {head.seed}, {head.machine}, {head.started}. "
         "Every answer is compared with the text of one engine without faults."

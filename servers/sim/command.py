@@ -180,6 +180,8 @@ def _costs(ctx: click.Context, _: click.Parameter, name: str | None) -> EnginePr
     show_default=True,
 )
 @click.option("--engine-id", default="", show_default="random")
+@click.option("--ssl-certfile", default="", help="PEM certificate: clients must use TLS, as on vLLM; peers do not.")
+@click.option("--ssl-keyfile", default="", help="Its private key, if that is in a file of its own.")
 @click.option("--api-key", default="", help="Required of clients under /v1.")
 @click.option(
     "--stores-responses",
@@ -224,5 +226,6 @@ async def _run(config: SimConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     async with running_engine(config, kill=lambda: os.kill(os.getpid(), signal.SIGKILL)) as engine:
-        click.echo(f"simulated engine {config.role} {config.model} on http://{engine.address}")
+        scheme = "https" if config.ssl_certfile else "http"
+        click.echo(f"simulated engine {config.role} {config.model} on {scheme}://{engine.address}")
         await stopped.wait()

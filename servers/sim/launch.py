@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -57,7 +58,7 @@ async def running_engine(
             side_channel = SideChannel(engine)
             engine.side_listener = await _serve(stack, side_channel.app(), config, config.side_channel_port)
             engine.side_address = (config.side_channel_host or config.host, engine.side_listener.port)
-        engine.listener = await _serve(stack, create_app(engine), config, config.port)
+        engine.listener = await _serve(stack, create_app(engine), config, config.port, _tls(config))
         engine.address = f"{config.host}:{engine.listener.port}"
         if events is not None:
             events.topic = events.topic.replace("{address}", engine.address)
@@ -85,8 +86,25 @@ def _publisher(config: SimConfig) -> KvEventPublisher:
         ) from exc
 
 
-async def _serve(stack: AsyncExitStack, app: web.Application, config: SimConfig, port: int) -> Listener:
-    listener = Listener(app, config.host, port, keep_alive_s=_KEEP_ALIVE_S, shutdown_s=config.shutdown_s)
+def _tls(config: SimConfig) -> ssl.SSLContext | None:
+    if not config.ssl_certfile:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(
+            config.ssl_certfile, config.ssl_keyfile or None, password=""
+        )  # else OpenSSL asks the terminal
+    except OSError as exc:  # as SSLError is one
+        files = f"ssl_certfile = {config.ssl_certfile!r} and ssl_keyfile = {config.ssl_keyfile!r}"
+        raise ConfigError(f"{files}: must be a PEM certificate and its key ({exc})", param="ssl_certfile") from exc
+    return context
+
+
+async def _serve(
+    stack: AsyncExitStack, app: web.Application, config: SimConfig, port: int, tls: ssl.SSLContext | None = None
+) -> Listener:
+    """tls: what clients must speak; None: plain HTTP."""
+    listener = Listener(app, config.host, port, keep_alive_s=_KEEP_ALIVE_S, shutdown_s=config.shutdown_s, tls=tls)
     stack.push_async_callback(listener.end)
     try:
         await listener.open()

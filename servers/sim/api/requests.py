@@ -175,4 +175,5 @@ def _sampling(body: JsonBody, max_tokens: int, stop: str) -> Sampling:
         stop=body.texts(stop),
         stop_token_ids=body.token_ids("stop_token_ids"),
         include_stop=body.flag("include_stop_str_in_output"),
+        reads_cache=body.raw("prompt_logprobs") is None,  # else, as on vLLM, each of its tokens is needed
     )

@@ -49,6 +49,7 @@ CONNECTORS = (  # those of `protocols`
     *("nixl", "nixl_push", "mooncake", "p2p_nccl", "moriio", "moriio_read", "offload_p2p", "lmcache"),
     *("sglang", "trtllm", "trtllm_gen_first", "none"),
 )
+_OF_CONNECTOR = {"bidirectional_kv_xfer": "nixl", "decode_radix_cache": "sglang", "takes_plain": "p2p_nccl"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +93,8 @@ class SimConfig:
     kv_events_encoding: EventEncoding = EventEncoding.MAP
     kv_events_replay_endpoint: str = ""  # bound, for subscribers that missed events; empty: none
     kv_events_buffer_steps: int = 10_000  # how many of the latest batches can be replayed
+    ssl_certfile: str = ""  # PEM chain, for TLS on `port`; empty: plain HTTP
+    ssl_keyfile: str = ""  # PEM private key; empty: it is in the certificate's file
     api_key: str = ""  # empty: open
     stores_responses: bool = False  # as vLLM with VLLM_ENABLE_RESPONSES_API_STORE=1
     allow_faults: bool = False  # POST /faults
@@ -112,12 +115,11 @@ class SimConfig:
         for name in (*counts, "decoder_kv_blocks_ttl", "lease_s", "peer_timeout_s", "meeting_timeout_s"):
             if not getattr(self, name) > 0:  # nor not a number
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}", param=name)
-        if self.bidirectional_kv_xfer and self.connector != "nixl":
-            raise ConfigError("bidirectional_kv_xfer needs connector nixl", param="bidirectional_kv_xfer")
-        if self.decode_radix_cache and self.connector != "sglang":
-            raise ConfigError("decode_radix_cache needs connector sglang", param="decode_radix_cache")
-        if self.takes_plain and self.connector != "p2p_nccl":
-            raise ConfigError("takes_plain needs connector p2p_nccl", param="takes_plain")
+        for name, connector in _OF_CONNECTOR.items():
+            if getattr(self, name) and self.connector != connector:
+                raise ConfigError(f"{name} needs connector {connector}", param=name)
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise ConfigError("ssl_keyfile needs ssl_certfile", param="ssl_keyfile")
         if self.connector not in CONNECTORS:
             raise ConfigError(f"connector must be {' or '.join(CONNECTORS)}, got {self.connector}", param="connector")
         if not 0 <= self.reasoning <= 1:

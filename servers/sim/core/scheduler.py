@@ -257,7 +257,7 @@ class Scheduler:
 
     def _find_prefix(self, sequence: Sequence) -> None:
         """Shares the cached blocks of the longest prefix; at least one token is left to compute."""
-        if sequence.transfer.pulls_all:
+        if sequence.transfer.pulls_all or not sequence.sampling.reads_cache:
             return
         most = (len(sequence.tokens) - 1) // self._pool.block_size
         hits = self._pool.match(sequence.block_hashes(self._pool.block_size)[:most])

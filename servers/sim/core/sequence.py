@@ -51,6 +51,7 @@ class Sampling:
     form: AnswerForm | None = None  # free text
     thoughts: Thoughts | None = None  # of a model that may reason first
     logprobs: int | None = None  # how many of the most likely tokens are ranked beside each sampled one
+    reads_cache: bool = True  # False: all of the prompt is computed
 
     def first_token(self) -> Sampling:
         """The same answer, cut off after its first token."""

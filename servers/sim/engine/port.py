@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
@@ -14,7 +15,16 @@ _ROUNDS = 3  # of the loop, after which asyncio has made the protocol of a conne
 class Listener:
     """Serves `app` on `host` once it is open. Port 0 becomes a free one, which stays the same when reopened."""
 
-    def __init__(self, app: web.Application, host: str, port: int, *, keep_alive_s: float, shutdown_s: float) -> None:
+    def __init__(
+        self,
+        app: web.Application,
+        host: str,
+        port: int,
+        *,
+        keep_alive_s: float,
+        shutdown_s: float,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._busy: set[asyncio.Transport | None] = set()
         app.middlewares.append(self._track)
         self._runner = web.AppRunner(
@@ -24,7 +34,7 @@ class Listener:
             shutdown_timeout=shutdown_s,
             access_log=None,
         )
-        self._host = host
+        self._host, self._tls = host, tls
         self._server: asyncio.Server | None = None
         self._closing: asyncio.Server | None = None
         self._is_severed = False
@@ -40,7 +50,7 @@ class Listener:
         factory = self._runner.server
         assert factory is not None, "the runner is set up"
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(factory, self._host, self.port, backlog=_BACKLOG)
+        self._server = await loop.create_server(factory, self._host, self.port, ssl=self._tls, backlog=_BACKLOG)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def close(self) -> None:

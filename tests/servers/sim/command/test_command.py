@@ -20,6 +20,7 @@ from ppd.proxy.laws.profile_file import ProfileFile, Status, Transfers, encode
 from ppd.proxy.laws.step_time import EngineProfile
 from ppd.servers.sim.command import command
 from ppd.servers.sim.core.tokens import Tokenizer
+from tests.support.credentials import Authority, trusting
 
 pytestmark = pytest.mark.e2e  # processes and sockets, for which it waits
 
@@ -51,7 +52,7 @@ async def process(*flags: str) -> AsyncIterator[Remote]:
     try:
         assert started.stdout is not None
         line = (await started.stdout.readline()).decode()
-        found = re.search(r"http://(\S+)", line)
+        found = re.search(r"https?://(\S+)", line)
         assert found, line
         yield Remote(started, found.group(1))
     finally:
@@ -138,6 +139,7 @@ async def test_a_profile_says_what_flags_do_not(lab: Any, tmp_path: Path) -> Non
         (["--time-scale", "inf"], "time_scale must be a finite number of at least 0, got inf"),
         (["--encoder-item-s", "-1"], "encoder_item_s must be a finite number of at least 0, got -1.0"),
         (["--lease-s", "nan"], "lease_s must be positive, got nan"),
+        (["--ssl-keyfile", "key.pem"], "ssl_keyfile needs ssl_certfile"),
     ],
 )
 def test_impossible_settings_are_refused(flags: list[str], said: str) -> None:
@@ -161,6 +163,29 @@ def test_a_host_that_nobody_knows_is_named() -> None:
     said = CliRunner().invoke(command, ["--host", "no-such-host.invalid", "--port", "0"])
     assert said.exit_code == 1
     assert said.output.startswith("Error: host = 'no-such-host.invalid': must be a name or an address of this machine")
+
+
+async def test_with_a_certificate_it_speaks_tls_alone(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    own = authority.issue("engine")
+    async with (
+        process("--ssl-certfile", own.cert, "--ssl-keyfile", own.key) as engine,
+        aiohttp.ClientSession() as session,
+    ):
+        async with session.get(f"https://{engine.address}/health", ssl=trusting(authority)) as answer:
+            assert answer.status == 200
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await session.get(f"http://{engine.address}/health")
+
+
+@pytest.mark.parametrize("key", ["missing", "locked"])
+def test_a_certificate_that_cannot_be_used_is_one_line(tmp_path: Path, key: str) -> None:
+    own = Authority(tmp_path).issue("engine", password="secret")
+    keyfile = own.key if key == "locked" else str(tmp_path / "missing.key")
+    said = CliRunner().invoke(command, ["--port", "0", "--ssl-certfile", own.cert, "--ssl-keyfile", keyfile])
+    assert said.exit_code == 1
+    told = f"Error: ssl_certfile = {own.cert!r} and ssl_keyfile = {keyfile!r}: must be a PEM certificate and its key ("
+    assert said.output.startswith(told) and said.output.count("\n") == 1
 
 
 @pytest.mark.parametrize(

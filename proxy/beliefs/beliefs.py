@@ -213,7 +213,7 @@ class Beliefs:
         where = found.where
         book = self._book(where.worker, where.incarnation)
         if book is not None:
-            book.found(found.since, where.tokens, found.cached)
+            book.found(found.history, found.since, where.tokens, found.cached)
 
     def forget(self, history: int, workers: Iterable[WorkerId | None]) -> None:
         for worker in workers:
@@ -271,7 +271,7 @@ class Beliefs:
         """What another process has learned from answers; what this one has is in it."""
         book = self._book(lessons.worker, lessons.incarnation)
         if book is not None:
-            book.adopt(lessons.believed, lessons.counts, lessons.has_missed)
+            book.adopt(lessons.believed, lessons.counts, lessons.missed)
 
     # -- inside
 

@@ -14,13 +14,13 @@ cdef class CacheBook:
     cdef readonly dict _awaited
     cdef dict _marks
     cdef long long _count, _believed, _counts, _counted
-    cdef bint _has_missed
+    cdef object _missed
 
     cpdef int slot(self, object key) except -1
     cpdef long long held(self, object key)
     cpdef long long used_since(self, int slot)
     cpdef bint clear(self, int most) except -1
-    cpdef adopt(self, long long believed, long long counts, bint has_missed)
+    cpdef adopt(self, long long believed, long long counts, object missed)
     cpdef report(self, long long capacity)
     cpdef bint is_shared(self, object history, object mark) except -1
     cpdef touch(self, object history, long long tokens, object marks=*)
@@ -31,7 +31,8 @@ cdef class CacheBook:
     cpdef begin(self, object history, long long tokens, object marks=*)
     cpdef withdraw(self, object key)
     cpdef forget(self, object key)
-    cpdef found(self, long long since, long long held, long long cached)
+    cpdef found(self, object history, long long since, long long held, long long cached)
+    cdef _cut(self, object history, long long tokens)
     cdef long long _excused(self, long long held)
     cdef long long _block(self)
     cdef _raise(self, long long tokens)

@@ -40,22 +40,8 @@ class CacheBook:
     """Prefixes by their keys, used longest ago first."""
 
     __slots__ = (
-        "_awaited",
-        "_believed",
-        "_count",
-        "_counted",
-        "_counts",
-        "_has_missed",
-        "_marks",
-        "ahead",
-        "capacity",
-        "entries",
-        "evicted",
-        "incarnation",
-        "number",
-        "reported",
-        "tokens",
-        "used",
+        *("_awaited", "_believed", "_count", "_counted", "_counts", "_marks", "_missed", "ahead", "capacity"),
+        *("entries", "evicted", "incarnation", "number", "reported", "tokens", "used"),
     )
 
     def __init__(
@@ -82,7 +68,7 @@ class CacheBook:
         self.capacity = 0  # by both; 0: unknown
         self._counts = 0  # of cached tokens: what divides all of them
         self._counted = 0  # of those, as far as it matters
-        self._has_missed = False  # the last answer that told something of an older turn's prefix
+        self._missed = 0  # the history that was gone by the newest answers; 0: they found what was believed
 
     def __len__(self) -> int:
         return self._count
@@ -161,13 +147,13 @@ class CacheBook:
         return True
 
     @property
-    def lessons(self) -> tuple[int, int, bool]:
+    def lessons(self) -> tuple[int, int, int]:
         """What `adopt` takes."""
-        return self._believed, self._counts, self._has_missed
+        return self._believed, self._counts, self._missed
 
-    def adopt(self, believed: int, counts: int, has_missed: bool) -> None:
+    def adopt(self, believed: int, counts: int, missed: int) -> None:
         """What another process has learned from answers."""
-        self._counts, self._has_missed = counts, has_missed
+        self._counts, self._missed = counts, missed
         self._believe(believed)
         self._shrink()
 
@@ -261,12 +247,13 @@ class CacheBook:
             self.tokens -= self.entries.own(slot)
             self._empty(slot)
 
-    def found(self, since: int, held: int, cached: int) -> None:
+    def found(self, history: int, since: int, held: int, cached: int) -> None:
         """An answer says how much of an entry the engine had cached. since: as of `used_since`, when the turn was sent.
 
         Text that the model's template leaves out of a later prompt looks like eviction, and estimates err. So an eighth
         that is missing tells nothing. What was used recently is taken for evicted only if most of it is gone, and the
-        answer before said so too.
+        answer before said so of another history: one alone may be rendered anew each time, in a way that is not seen
+        here, and the engine then holds all that others have there. So that tells of its own entry alone.
         """
         reported = self.reported
         if not reported:
@@ -277,16 +264,31 @@ class CacheBook:
                 self._counted += 1
         missing = held - cached
         if missing <= held // 8 or missing <= self._excused(held):  # nearly always by the eighth
-            self._has_missed = False
+            self._missed = 0
             if self._believed:
                 self._raise(max(1, reported // RECOVERY, cached - held))
             return
         fits = max(self._block(), since + cached)
         is_gone = 2 * cached < held
-        if 2 * fits >= reported or (is_gone and self._has_missed):
+        if 2 * fits >= reported or (is_gone and self._missed not in (0, history)):
             self._believe(min(fits, self.capacity))
             self._shrink()
-        self._has_missed |= is_gone
+        elif is_gone and self._missed == history:
+            self._cut(history, cached)
+        if is_gone:
+            self._missed = history
+
+    def _cut(self, history: int, tokens: int) -> None:
+        """No more than so many tokens of its prefix are held."""
+        entries, slot = self.entries, self.slot(history)
+        gone = entries.held(slot) - tokens
+        if gone > 0:
+            own = entries.own(slot)
+            left = own - gone if tokens and own > gone else 0
+            self.tokens -= own - left
+            entries.set(slot, tokens, left)
+            if not tokens:
+                self._empty(slot)
 
     def _excused(self, held: int) -> int:
         """Tokens that may be missing of a prefix, as engines cache whole blocks."""

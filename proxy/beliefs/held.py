@@ -70,8 +70,9 @@ class LegOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="le
 
 
 class CacheFound(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="cached"):
-    """An answer says how much of a prefix its worker had cached."""
+    """An answer says how much of a history's prefix its worker had cached."""
 
+    history: int
     where: Residency  # as it was believed
     since: Tokens  # tokens that were used there since, when the turn was sent
     cached: Tokens
@@ -88,7 +89,7 @@ class BookLessons(msgspec.Struct, frozen=True, array_like=True):
     incarnation: str
     believed: Tokens
     counts: Tokens
-    has_missed: bool
+    missed: int
 
 
 class PromptEntry(msgspec.Struct, frozen=True, gc=False):

@@ -14,7 +14,8 @@ from .held import BeliefEvidence, CacheFound, Held, LegOutcome, PromptEntry, Sen
 
 _MOST_TOKENS = 1 << 40  # above any context; an engine may report any integer
 _OWN_TURNS = BeliefEvidence.OWN_TURNS  # an enum's members take long
-_NONE_HELD: Mapping[WorkerId, Held] = {}
+NONE_HELD: Mapping[WorkerId, Held] = {}
+"""Of a turn whose answer says nothing of caches."""
 
 
 class TurnCaches(msgspec.Struct, frozen=True, gc=False):
@@ -43,10 +44,8 @@ class Touches(Protocol):
         """What tells the rest, once the answer has begun."""
 
 
-class NoTouches:
+class NoTouches(msgspec.Struct, gc=False):
     """Of an attempt that has nothing to tell, or nothing more."""
-
-    __slots__ = ()
 
     def sent(self) -> None: ...
 
@@ -65,21 +64,18 @@ class NoTouches:
 NO_TOUCHES = NoTouches()
 
 
-class LateTouches(NoTouches):
+class LateTouches(NoTouches, gc=False):
     """Of an attempt whose answer has begun: its end may say how much of the prompt its worker had cached."""
 
-    __slots__ = ("_beliefs", "_held_tokens", "_since", "_worker")
-
-    def __init__(self, beliefs: Beliefs, worker: WorkerId, held_tokens: int, since: int) -> None:
-        """held_tokens: as the decision saw it, by turns of this session. since: see `CacheFound`."""
-        self._beliefs = beliefs
-        self._worker = worker
-        self._held_tokens = held_tokens
-        self._since = since
+    beliefs: Beliefs
+    worker: WorkerId
+    history: int
+    held_tokens: int  # as the decision saw it, by turns of this history
+    since: int  # see `CacheFound`
 
     def answered(self, cached: int | None) -> None:
-        if cached is not None and (where := self._beliefs.residency(self._worker, self._held_tokens)) is not None:
-            self._beliefs.found(CacheFound(where, self._since, min(cached, _MOST_TOKENS)))
+        if cached is not None and (where := self.beliefs.residency(self.worker, self.held_tokens)) is not None:
+            self.beliefs.found(CacheFound(self.history, where, self.since, min(cached, _MOST_TOKENS)))
 
 
 class TurnTouches:
@@ -113,7 +109,7 @@ class TurnTouches:
         """held: as the decision saw it; prompt_tokens: an estimate."""
         self._beliefs = beliefs
         self._entry = entry
-        self._held = held or _NONE_HELD
+        self._held = held or NONE_HELD
         self._decode = caches.decode
         self._prefill = caches.prefill
         self._prompt_tokens = prompt_tokens
@@ -153,10 +149,10 @@ class TurnTouches:
     def settled(self) -> Touches:
         if self._legs:  # P's is under way, or a source's
             return self
-        held = self._held.get(self._decode)
+        held, entry = self._held.get(self._decode), self._entry
         if self._prefill is not None or held is None or held.evidence is not _OWN_TURNS:
             return NO_TOUCHES
-        return LateTouches(self._beliefs, self._decode, held.tokens, self._since)
+        return LateTouches(self._beliefs, self._decode, entry.source or entry.history, held.tokens, self._since)
 
     def answered(self, cached: int | None) -> None:
         """So many of the prompt's tokens had been cached on the answering worker; after a handoff it cannot say.
@@ -213,4 +209,5 @@ class TurnTouches:
 
     def _compare(self, worker: WorkerId, held: int, cached: int, evidence: BeliefEvidence) -> None:
         if evidence is _OWN_TURNS and (where := self._beliefs.residency(worker, held)) is not None:
-            self._beliefs.found(CacheFound(where, self._since, cached))
+            entry = self._entry
+            self._beliefs.found(CacheFound(entry.source or entry.history, where, self._since, cached))

@@ -33,10 +33,10 @@ from ..openai.request import (
     Request,
     chain_of,
     label_of,
-    read_short,
     rendered_of,
     scope_of,
 )
+from ..openai.short_members import read_short
 from ..sessions.message_units import PartNotRead
 from ..sessions.prefix_chain import Chain, LongTexts
 from ..sessions.prompt_head import Head

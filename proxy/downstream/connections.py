@@ -22,9 +22,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from .. import plane
 from ..config import ProxyConfig
 from ..errors import Overloaded
-from ..runtime.loop_watch import STOOD_STILL_S
+from ..runtime.loop_watch import STOOD_STILL_S, time_limit
 from ..runtime.process_limits import open_files_limit, share_of_clients
-from ..runtime.tls import Tls
+from ..runtime.tls import NEVER_S, Tls
 from . import response
 from .http1_connection import ClientConnection
 from .http1_server import Http1Server
@@ -272,13 +272,18 @@ class Connections:
 
     async def _connect(self, make: Callable[[], asyncio.Protocol], accepted: socket.socket) -> None:
         """With TLS the handshake comes first; OSError if that fails, or the client has gone."""
-        await asyncio.get_running_loop().connect_accepted_socket(
-            make,
-            accepted,
-            ssl=self._tls.context if self._tls else None,
-            ssl_handshake_timeout=self._patience.head_s if self._tls else None,
-            ssl_shutdown_timeout=self._take_s if self._tls else None,
-        )
+        connect = asyncio.get_running_loop().connect_accepted_socket
+        if self._tls is None:
+            await connect(make, accepted)
+            return
+        async with time_limit(self._patience.head_s):
+            await connect(
+                make,
+                accepted,
+                ssl=self._tls.context,
+                ssl_handshake_timeout=NEVER_S,
+                ssl_shutdown_timeout=self._take_s,
+            )
 
     async def _serve_http2(
         self, limits: ConnectionLimits, protocol: asyncio.StreamReaderProtocol, reader: HypercornReader

@@ -31,16 +31,15 @@ from .prompts.messages import read_items, read_messages
 from .prompts.raw_prompts import embeddings, raw_prompt
 from .prompts.reader import PromptReader
 from .prompts.shapes import first_user_text, read
+from .short_members import CAPS, Values, caps, count_of, priority_of, read_short
 from .units import DEPTH_LIMIT, UNITS_LIMIT, check_depth, check_units
 
 if TYPE_CHECKING:
     from .prompts.shapes import Message
 
 Fields = body_members.Fields
-Values = dict[str, Any]  # members decoded by the decoders of `_READ`
 
 MODEL_LIMIT = 256  # characters; the name is kept in receipts and repeated in errors
-_SHORT_LIMIT = 64 * 1024  # bytes
 
 
 class Endpoint(StrEnum):
@@ -67,6 +66,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int | None  # the smallest cap that the client gave
     single_engine: str | None  # why one engine must do all of it: n, echo, ...
     choices: int
+    counts_tell: bool = True  # what its answer counts of the prompt tells of its text and of the worker's cache
     prompt_bytes: int
     fields: Fields  # the body's members as they came, including those never forwarded
     prompt: Prompt
@@ -98,16 +98,26 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
+class _Thinking(msgspec.Struct):
+    type: str | None = None
+
+
+class _OutputConfig(msgspec.Struct):
+    effort: str | None = None
+
+
 _STREAM_OPTIONS: Decoder[Any] = Decoder(_StreamOptions | None)
+_THINKING: Decoder[_Thinking | None] = Decoder(_Thinking | None)
+_OUTPUT_CONFIG: Decoder[_OutputConfig | None] = Decoder(_OutputConfig | None)
+_NO_THINKING = msgspec.Raw(b'"disabled"')
 
 NAMES = {Endpoint.RESPONSES: "conversation", Endpoint.MESSAGES: "metadata"}
-_CAPS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _TEMPLATE = ("chat_template", "chat_template_kwargs", "documents", "mm_processor_kwargs", "media_io_kwargs")
 
 # What else routing reads, with the decoders. A body has few of these members, so each is decoded when it is met.
 _EVERYWHERE = {
     **dict.fromkeys(("model", "cache_salt"), _STRING),
-    **dict.fromkeys((*_CAPS, "priority"), _NUMBER),
+    **dict.fromkeys((*CAPS, "priority"), _NUMBER),
     "stream": _FLAG,
 }
 _OPENAI = {
@@ -139,7 +149,8 @@ _READ_THROUGH = {
     Endpoint.RESPONSES: ("instructions", "input", *_RENDERED[Endpoint.RESPONSES]),
     Endpoint.MESSAGES: ("system", "messages", *_RENDERED[Endpoint.MESSAGES]),
 }
-RENDERED = frozenset(name for names in _RENDERED.values() for name in names)
+_EFFORT = ("output_config", "thinking")  # of `/v1/messages`: see `_effort`
+RENDERED = frozenset((*(name for names in _RENDERED.values() for name in names), *_EFFORT))
 
 
 def scope_of(endpoint: Endpoint, hasher: Hasher, tenant: str, model: str) -> int:
@@ -222,16 +233,17 @@ def request_of(
             chain, count, _opener(endpoint, fields) if is_named_by_opener else None, reader.content.has_media
         )
     chain, opener = known.chain, known.opener
-    choices = known.count * _count(values, "n")
+    choices = known.count * count_of(values, "n")
     named = opener or session_name(headers, fields, read_short, NAMES.get(endpoint))
     return Request(
         endpoint=endpoint,
         model=model,
         stream=bool(values.get("stream")),
         wants_usage=_wants_usage(endpoint, values),
-        max_output_tokens=min(_caps(values), default=None),
+        max_output_tokens=min(caps(values), default=None),
         single_engine=_single_engine(endpoint, fields, values, choices > known.count),
         choices=choices,
+        counts_tell=_HIDING.isdisjoint(fields) or _counts_tell(fields, values),
         prompt_bytes=chain.size,
         fields=fields,
         prompt=Prompt(
@@ -244,16 +256,9 @@ def request_of(
         ),
         cache_salt=salt,
         template=template,
-        priority=_priority(values),
+        priority=priority_of(values),
         has_media=known.has_media,
     )
-
-
-def read_short(decoder: Decoder[Any], raw: msgspec.Raw, name: str) -> Any:
-    """A member that holds a name, a number or a choice."""
-    if memoryview(raw).nbytes > _SHORT_LIMIT:
-        raise RequestError(f"{name}: is longer than {_SHORT_LIMIT} bytes", param=name)
-    return read(decoder, raw, name)
 
 
 def _model(values: Values) -> str:
@@ -305,7 +310,20 @@ def rendered_of(endpoint: Endpoint, fields: Fields) -> Fields:
     """The members that are rendered before the messages, or change how all of them are."""
     if RENDERED.isdisjoint(fields):
         return NO_FIELDS
-    return {name: fields[name] for name in _RENDERED[endpoint] if name in fields}
+    found = {name: fields[name] for name in _RENDERED[endpoint] if name in fields}
+    if endpoint is Endpoint.MESSAGES and (effort := _effort(fields)) is not None:
+        found["reasoning_effort"] = effort
+    return found
+
+
+def _effort(fields: Fields) -> msgspec.Raw | None:
+    """How much a model is to think, which some templates say before the messages: the one thing of these members that
+    vLLM gives to the template (`AnthropicServingMessages`)."""
+    thinking = read(_THINKING, fields["thinking"], "thinking") if "thinking" in fields else None
+    if thinking is not None and thinking.type == "disabled":
+        return _NO_THINKING
+    config = read(_OUTPUT_CONFIG, fields["output_config"], "output_config") if "output_config" in fields else None
+    return None if config is None or config.effort is None else msgspec.Raw(msgspec.json.encode(config.effort))
 
 
 def _opener(endpoint: Endpoint, fields: Fields) -> str | None:
@@ -341,7 +359,7 @@ def _single_engine(endpoint: Endpoint, fields: Fields, values: Values, several_c
     # different prompts.
     if "truncate_prompt_tokens" in fields and fields["truncate_prompt_tokens"] == _TO_FIT:
         return "truncation"
-    best_of = _count(values, "best_of")
+    best_of = count_of(values, "best_of")
     if several_choices:
         return "n"
     if best_of > 1:
@@ -355,38 +373,19 @@ def _single_engine(endpoint: Endpoint, fields: Fields, values: Values, several_c
     return "prompt_embeds" if endpoint is Endpoint.COMPLETIONS and given(fields, "prompt_embeds") else None
 
 
+_HIDING = {"prompt_logprobs", "echo", "truncate_prompt_tokens", "truncation"}
+"""All members that `_counts_tell` reads."""
+
+
+def _counts_tell(fields: Fields, values: Values) -> bool:
+    """vLLM reads no cache for a prompt of whose tokens it is to say the logprobs, as all have to be computed for that
+    (`skip_reading_prefix_cache`). What is cut off a prompt is not counted, and what is left begins as no other does."""
+    is_cut = given(fields, "truncate_prompt_tokens") or values.get("truncation") not in (None, "disabled")
+    return not (is_cut or given(fields, "prompt_logprobs") or values.get("echo"))
+
+
 def _wants_usage(endpoint: Endpoint, values: Values) -> bool:
     if endpoint not in CHOOSING:
         return True
     options: _StreamOptions | None = values.get("stream_options")
     return options is not None and bool(options.include_usage)
-
-
-# -- members of the body
-
-
-def _integer(values: Values, name: str) -> int | None:
-    value = values.get(name)
-    if value is None:
-        return None
-    if value < 0 or value != int(value):
-        raise RequestError(f"{name}: must be a whole number and not negative", param=name)
-    return int(value)  # 10.0 is 10, as in the workers' own parsers
-
-
-def _caps(values: Values) -> list[int]:
-    return [cap for name in _CAPS if name in values and (cap := _integer(values, name)) is not None]
-
-
-def _priority(values: Values) -> int | None:
-    value = values.get("priority")  # may be below 0
-    if value is not None and (value != int(value) or abs(value) > 2**53):
-        raise RequestError("priority: must be a whole number", param="priority")
-    return None if value is None else int(value)
-
-
-def _count(values: Values, name: str) -> int:
-    value = _integer(values, name)
-    if value == 0:
-        raise RequestError(f"{name}: must be at least 1", param=name)
-    return 1 if value is None else value

@@ -209,9 +209,8 @@ def find_candidates(
             raise AllDown(f"every P that serves model {turn.model!r} is down")
     able = _splitting(prefills, turn.endpoint) if UNSPLIT[turn.endpoint] else prefills
     # None answers a Response, which a later turn may name, and be sent to a D.
-    if not (decodes or replicas or turn.is_response):
-        replicas = _stand_ins(fleet, rules, prefills)
-        able = prefills = () if replicas else prefills
+    if not (decodes or replicas or turn.is_response) and (replicas := _stand_ins(fleet, rules, prefills)):
+        able = prefills = ()
     if not decodes and not replicas:
         if full:
             raise AllBusy(f"every worker that serves model {turn.model!r} is busy")

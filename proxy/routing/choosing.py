@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ..admission.queue import Ticket, effective_priority
 from ..admission.scoped_requests import named_afresh
 from ..beliefs.held import PromptEntry
-from ..beliefs.turn_touches import TurnCaches, TurnTouches
+from ..beliefs.turn_touches import NONE_HELD, TurnCaches, TurnTouches
 from ..config import ProxyConfig, StageOrder
 from ..errors import TOO_MANY, AllBusy, AllDown, NoWorkerError, Overloaded
 from ..fleet.booking import LegBooking
@@ -295,7 +295,13 @@ class Chooser:
             receipt=receipt,
             client=context.client,
             booking=LegBooking(self._registry, decode, prefill, estimates, source),
-            touches=TurnTouches(self._beliefs, entry, turn.held, receipt.estimated_prompt_tokens, caches),
+            touches=TurnTouches(
+                self._beliefs,
+                entry,
+                turn.held if request.counts_tell else NONE_HELD,
+                receipt.estimated_prompt_tokens,
+                caches,
+            ),
             charged_tokens=charged_tokens(job.turn),
             headers=context.headers,
             started_s=job.started_s,

@@ -228,10 +228,11 @@ class Learner(ReceiptEnds):
         self._rate_limits.settle(attempt.client, attempt.charged_tokens, prompt + completion, now_s)
         self._metrics.tokens.add(route, prompt, cached or 0, completion)
         held_tokens, calls_tool = decision.cached_tokens, reply.calls_tool
-        if route is LOCAL and cached is not None and cached < min(held_tokens * MISS_SHARE, held_tokens - MISS_TOKENS):
+        found = cached if request.counts_tell else None  # in the cache
+        if route is LOCAL and found is not None and found < min(held_tokens * MISS_SHARE, held_tokens - MISS_TOKENS):
             self._metrics.residency_misses.inc()
         # What an unknown stored response adds to the prompt has tokens, but no bytes here.
-        is_whole = match.source is not None or request.prompt.previous_response_id is None
+        is_whole = request.counts_tell and (match.source is not None or request.prompt.previous_response_id is None)
         self._tokens.learn(request.model, match.added if is_whole else (), prompt - match.held_tokens, completion)
         if request.choices == 1:
             self._forecasts.learn(AnswerEnded(request.model, match.turn, calls_tool, now_s))
@@ -241,12 +242,12 @@ class Learner(ReceiptEnds):
         is_read_back = route is READBACK  # P then holds the prompt under a name that nobody asks for
         is_on_decode = not attempt.is_finished_on_prefill
         if is_on_decode:
-            self._learn_template(attempt, prompt, cached)
-        attempt.touches.answered(None if is_read_back else cached)
+            self._learn_template(attempt, prompt, found)
+        attempt.touches.answered(None if is_read_back else found)
         outcome = TurnOutcome(
             prompt_tokens=prompt,
             completion_tokens=completion,
-            cached_tokens=cached if handoff is None and held_tokens and is_on_decode else None,
+            cached_tokens=found if handoff is None and held_tokens and is_on_decode else None,
             reply_key=reply.key(),
             response_id=summary.response_id,
             reasoned=reply.reasoned,

@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 # What HTTP/2 allows under TLS 1.2 (RFC 9113, 9.2.2). TLS 1.3 has its own list.
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
+NEVER_S = 86_400.0
+"""As the event loop's own limit on a handshake: ours is a `time_limit`, which allows for a process that stood still."""
+
 
 class Tls:
     """One side's current context, for new connections; existing ones keep theirs."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from itertools import count
+from itertools import count, islice
 
 from ..beliefs.beliefs import Beliefs
 from ..errors import ConfigError
@@ -59,8 +59,7 @@ from .token_estimates import output_mean
 
 __all__ = ["MatchKind", "SessionMatch", "SessionTable", "TurnOutcome"]
 
-_Judged = tuple[Common, MatchKind, int]
-"""With the kind of match and the turn."""
+_Judged = tuple[Common, MatchKind, int]  # with the kind of match and the turn
 
 MOST_CANDIDATES = 32
 """Sessions that are compared with one prompt: those found by its longest prefixes, and the one found by its opener."""
@@ -128,8 +127,7 @@ class SessionTable:
         session.learn(output_tokens, outcome.decode, outcome.prefill, units, outcome.calls_tool)
         kept = session.units
         session.keep_prefixes(self._prefixes(match, source, prompt, outcome, kept))
-        after = index_keys(session, kept)
-        new = after - before
+        new = (after := index_keys(session, kept)) - before
         self._unlink(session, before - after)
         for key in new:
             self._index[key] = session
@@ -165,14 +163,7 @@ class SessionTable:
                     if (holder := self._index.get(key)) is None or holder.seen_s < theirs.seen_s:
                         self._index[key] = ours
                 return
-            for key in index_keys(ours):
-                if self._index.get(key) is ours:
-                    if key in after:
-                        self._index[key] = theirs
-                    else:
-                        del self._index[key]
-            if ours.label is not None and self._renamed.get(ours.label) is ours:
-                self._renamed[ours.label] = theirs
+            self._replace(ours, theirs, after)
             if prefill is not None and ours.prefill_residency == prefill:
                 prefill = None  # it is told of once more
         self._beliefs.ended(theirs.history, (decode, prefill), theirs.marks)
@@ -182,6 +173,16 @@ class SessionTable:
         self._sessions.move_to_end(theirs.history)
         if theirs.seen_s > self._none_expires_before_s or len(self._sessions) > self._capacity:
             self._expire(theirs.seen_s)
+
+    def _replace(self, ours: Session, theirs: Session, keys: set[int]) -> None:
+        """What leads to a session leads to its successor, as far as these keys and its name are that one's too."""
+        kept = {key for key in keys if self._index.get(key) is ours}
+        self._unlink(ours, index_keys(ours))
+        self._index.update(dict.fromkeys(kept, theirs))
+        if ours.label is not None and self._renamed.get(ours.label) is ours:
+            del self._renamed[ours.label]
+            if theirs.label in (None, ours.label):
+                self._name(theirs, ours.label)
 
     def holder(self, key: int) -> WorkerId | None:
         """The D of the newest session with this prefix, as a stored response's; None where none is known."""
@@ -214,8 +215,7 @@ class SessionTable:
         return None if session is None else summary_of(session)
 
     def recent(self, limit: int) -> list[SessionSummary]:
-        newest = reversed(self._sessions.values())
-        return [summary_of(session) for _, session in zip(range(limit), newest, strict=False)]
+        return [summary_of(session) for session in islice(reversed(self._sessions.values()), limit)]
 
     # -- finding
 

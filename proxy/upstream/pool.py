@@ -13,7 +13,7 @@ from .. import plane
 from ..errors import Overloaded
 from ..runtime.loop_watch import time_limit
 from ..runtime.process_limits import NO_FILES
-from ..runtime.tls import Tls
+from ..runtime.tls import NEVER_S, Tls
 from .call import GONE, LATE, UNREACHABLE, Call
 from .connection import WorkerConnection
 
@@ -148,6 +148,7 @@ class Pool:
             sock=made,
             ssl=self._tls.context if self._tls else None,
             server_hostname=self._host if self._tls else None,
+            ssl_handshake_timeout=NEVER_S if self._tls else None,
         )
 
     async def _addresses(self) -> list[tuple[int, Any]]:

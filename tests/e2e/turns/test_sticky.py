@@ -85,3 +85,21 @@ def test_conversations_have_twins_regenerations_and_edits() -> None:
     assert len(set(openers)) < len(openers)
     assert {step.kind for talk in talks for step in talk.steps} == {*stickiness.StepKind}
     assert stickiness.conversations(40, turns=6, seed=0) == talks
+
+
+@pytest.mark.parametrize("scored", [{"prompt_logprobs": 1}, {"prompt_logprobs": 1, "n": 2}])
+async def test_prompts_that_are_scored_say_nothing_of_what_others_left_in_the_cache(
+    start_fleet: Any, scored: dict[str, Any]
+) -> None:
+    """Engines read no cache for them, and say that nothing of them was there."""
+    async with start_fleet("P1 D1", mode=Mode.ALWAYS_LOCAL) as fleet:
+        chats = [fleet.conversation() for _ in range(4)]
+        for number, chat in enumerate(chats):
+            await chat.say(f"{number} {'You help with one matter only. ' * 40}")
+        for chat in chats[:2] * 2:
+            turn = await chat.say("What is it?", **scored)
+            assert turn.body["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        for chat in chats[2:]:
+            turn = await chat.say("And then?")
+            assert turn.route == "LOCAL"
+            assert turn.body["usage"]["prompt_tokens_details"]["cached_tokens"] > 1000

@@ -57,7 +57,7 @@ def test_what_was_used_longest_ago_shrinks_from_its_end(touches: list[tuple[str,
 
 def test_an_engine_that_reports_no_capacity_never_evicts_and_forgets_only_what_nobody_asks_for() -> None:
     found = book(0, a=10**6, b=10**6)
-    found.found(0, 10**6, 0)
+    found.found(ord("a"), 0, 10**6, 0)
     found.forget(ord("b"))
     assert left(found, "ab") == [10**6, 0]
     known = book(2000, a=500)
@@ -185,33 +185,44 @@ def test_a_prefix_that_is_gone_lowers_the_capacity_to_what_was_used_since(
     since: int, cached: int, capacity: int
 ) -> None:
     found = book(1000, a=400)
-    found.found(since, 400, cached)
+    found.found(ord("a"), since, 400, cached)
     assert found.capacity == capacity
 
 
 def test_young_prefixes_that_are_gone_twice_in_a_row_are_evicted() -> None:
     found = book(1000, a=400, b=100)
-    found.found(100, 400, 0)
-    found.found(100, 400, 400)
-    found.found(100, 400, 0)
+    found.found(ord("c"), 100, 400, 0)
+    found.found(ord("a"), 100, 400, 400)
+    found.found(ord("c"), 100, 400, 0)
     assert (found.capacity, left(found, "ab")) == (1000, [400, 100])
-    found.found(100, 400, 50)
+    found.found(ord("a"), 100, 400, 50)
     assert (found.capacity, left(found, "ab")) == (150, [50, 100])
+
+
+def test_one_history_that_is_never_found_says_nothing_of_others() -> None:
+    """Whatever it is that is rendered anew each time, the engine holds what others have there."""
+    found = book(1000, b=100, a=400, c=300)
+    for cached in (0, 30, 20):
+        found.found(ord("a"), 300, 400, cached)
+    assert (found.capacity, left(found, "abc"), found.tokens) == (1000, [20, 100, 300], 420)
+    for _ in range(3):
+        found.found(ord("a"), 300, 400, 0)
+    assert (found.capacity, left(found, "abc"), found.tokens) == (1000, [0, 100, 300], 400)
 
 
 def test_young_prefixes_of_which_a_part_is_missing_lower_nothing_however_often() -> None:
     found = book(1000, a=400, b=100)
     for _ in range(20):
-        found.found(100, 400, 250)
+        found.found(ord("a"), 100, 400, 250)
     assert (found.capacity, left(found, "ab")) == (1000, [400, 100])
 
 
 def test_prefixes_found_whole_raise_the_capacity_step_by_step_to_what_is_reported() -> None:
     found = book(RECOVERY * 10, a=400)
-    found.found(RECOVERY * 8, 400, 0)
+    found.found(ord("a"), RECOVERY * 8, 400, 0)
     seen = []
     for _ in range(RECOVERY):
-        found.found(0, 400, 390)
+        found.found(ord("a"), 0, 400, 390)
         seen.append(found.capacity)
     assert seen[:2] == [RECOVERY * 8 + 10, RECOVERY * 8 + 20]
     assert (seen[-1], max(seen)) == (RECOVERY * 10, RECOVERY * 10)
@@ -219,20 +230,30 @@ def test_prefixes_found_whole_raise_the_capacity_step_by_step_to_what_is_reporte
 
 def test_more_than_was_believed_raises_it_by_as_much() -> None:
     found = book(100_000, a=400)
-    found.found(60_000, 400, 0)
-    found.found(0, 400, 20_400)
+    found.found(ord("a"), 60_000, 400, 0)
+    found.found(ord("a"), 0, 400, 20_400)
     assert found.capacity == 80_000
 
 
 def test_a_cache_in_which_nothing_is_believed_to_stay_is_tried_again() -> None:
     """Else no turn would run LOCAL there, and no answer could ever tell."""
     found = book(RECOVERY * 100, a=400)
-    for _ in range(2):
-        found.found(0, 400, 0)
+    for history in (ord("a"), ord("b")):
+        found.found(history, 0, 400, 0)
     least = found.capacity
     for name in range(1000, 1000 + RECOVERY):
         found.expect(name, 0, 100)
     assert (least, found.capacity) == (16, RECOVERY * 100)
+
+
+def test_what_one_history_lacks_leaves_a_turn_that_is_under_way_its_room_counted() -> None:
+    found = book(1000, a=400)
+    expect(found, "a", 600)
+    for _ in range(2):
+        found.found(ord("a"), 0, 400, 0)
+    assert (found.held(ord("a")), found.tokens) == (0, 0)
+    found.begin(ord("a"), 600)
+    assert (found.held(ord("a")), found.tokens) == (600, 600)
 
 
 def slots(found: CacheBook, end: int) -> Iterator[int]:
@@ -256,7 +277,7 @@ def test_the_sum_is_that_of_its_entries_and_fits(steps: list[tuple[str, int, int
         if step == "expect":
             found.expect(key, found.slot(key), tokens, marks)
         elif step == "found":
-            found.found(tokens, 500, 10 * key)
+            found.found(key, tokens, 500, 10 * key)
         elif step == "withdraw":
             found.withdraw(key)
         else:
@@ -270,12 +291,12 @@ def test_the_sum_is_that_of_its_entries_and_fits(steps: list[tuple[str, int, int
 def test_what_larger_blocks_leave_over_is_not_taken_for_evicted(block: int) -> None:
     found, held = book(1_000_000), 20 * block
     for _ in range(BLOCK_SAMPLES):
-        found.found(0, held, held // block * block)
+        found.found(ord("a"), 0, held, held // block * block)
         held += 171 + block
     held = 4 * block - 1  # of which a block and a part are missing: more than an eighth
     for _ in range(20):
         found.touch(ord("a"), held)
-        found.found(900_000, held, held // block * block - block)
+        found.found(ord("a"), 900_000, held, held // block * block - block)
     assert found.capacity == 1_000_000
 
 
@@ -283,8 +304,8 @@ def test_counts_that_are_alike_by_chance_hide_no_miss() -> None:
     """Sessions of one length, as in benchmarks: what their counts have in common looks like a huge block."""
     found = book(100_000, a=2000)
     for _ in range(BLOCK_SAMPLES):
-        found.found(60_000, 2000, 2000)
-    found.found(60_000, 2000, 0)
+        found.found(ord("a"), 60_000, 2000, 2000)
+    found.found(ord("a"), 60_000, 2000, 0)
     assert found.capacity == 60_000
 
 

@@ -73,13 +73,15 @@ class World:
         if step == "ended":
             return told.ended(key, [was, None], marks)
         if step == "found":
-            return told.found(CacheFound(was, more, min(tokens, 700)))
+            return told.found(CacheFound(key, was, more, min(tokens, 700)))
         if step == "turn":
             return self._turn(PromptEntry(key, key, marks, was, points, more), worker, tokens, more)
         if step == "forget":
             return told.forget(key, [worker, None])
         if step == "lessons":
-            return told.adopt_lessons(BookLessons(worker, was.incarnation, max(0, tokens), max(0, more), tokens == 1))
+            return told.adopt_lessons(
+                BookLessons(worker, was.incarnation, max(0, tokens), max(0, more), key * (tokens % 2))
+            )
         if step == "gone":
             return self.views.pop(worker, None) and None
         for name, one in list(self.views.items()):  # an engine says another capacity, and one in two has restarted

@@ -64,9 +64,8 @@ def test_what_was_not_there_to_be_read_is_not_believed_for_long() -> None:
         touches.answering()
         touches.answered(0)
         touches.close()
-    assert known.held(7)["D1"] == 1100
-    assert known.held(7)["D2"] <= 16
-    assert known.beliefs.capacities()[D1.id] == CAPACITY, "it is the source that holds less than it seemed to"
+    assert known.held(7) == {"D1": 1100}, "it is the source that holds less than it seemed to"
+    assert set(known.beliefs.capacities().values()) == {CAPACITY}
 
 
 def test_a_turn_that_failed_has_read_nothing() -> None:

@@ -90,6 +90,55 @@ def test_what_needs_one_engine(endpoint: Endpoint, members: dict[str, Any], reas
     assert (request.single_engine, request.choices) == (reason, choices)
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "members", "tell"),
+    [
+        (CHAT, {}, True),
+        (CHAT, {"prompt_logprobs": None, "echo": False, "truncate_prompt_tokens": None}, True),
+        (CHAT, {"prompt_logprobs": 0}, False),
+        (CHAT, {"prompt_logprobs": 1, "n": 2}, False),
+        (CHAT, {"echo": True}, False),
+        (COMPLETIONS, {"echo": True, "logprobs": 1}, False),
+        (CHAT, {"truncate_prompt_tokens": -1}, False),
+        (CHAT, {"truncate_prompt_tokens": 100}, False),
+        (RESPONSES, {"truncation": "auto"}, False),
+        (RESPONSES, {"truncation": "disabled"}, True),
+    ],
+)
+def test_whose_counts_tell_of_texts_and_caches(endpoint: Endpoint, members: dict[str, Any], tell: bool) -> None:
+    assert parse(endpoint, **members).counts_tell is tell
+
+
+@pytest.mark.parametrize(
+    ("members", "others", "are_alike"),
+    [
+        ({"output_config": {"effort": "low"}}, {"output_config": {"effort": "high"}}, False),
+        ({"output_config": {"effort": "low"}}, {}, False),
+        ({"thinking": {"type": "disabled"}}, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, False),
+        (
+            {"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}},
+            {"thinking": {"type": "disabled"}},
+            True,
+        ),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"thinking": {"type": "adaptive"}}, True),
+        ({"output_config": {"format": {"type": "json_schema"}}}, {"output_config": None, "thinking": None}, True),
+    ],
+)
+def test_of_messages_the_effort_is_part_of_the_prompt(
+    members: dict[str, Any], others: dict[str, Any], are_alike: bool
+) -> None:
+    """As vLLM gives it to the template, which may say it first; nothing else of these members."""
+    one, other = (parse(MESSAGES, **said).prompt.chain.keys for said in (members, others))
+    assert (one == other) is are_alike
+
+
+@pytest.mark.parametrize(("member", "value"), [("thinking", "off"), ("output_config", {"effort": 3})])
+def test_an_effort_that_cannot_be_read_is_refused_by_its_name(member: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=f"^{member}: ") as refused:
+        parse(MESSAGES, **{member: value})
+    assert refused.value.param == member
+
+
 def test_members_are_kept_as_they_came() -> None:
     body = b'{"model":"m", "messages":[{"role":"user","content":"hi"}], "kv_transfer_params": { "a" : 1.0 }}'
     request = parse_bytes(body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace as replace_worker
 from typing import Any
 
@@ -97,6 +98,25 @@ def test_a_turn_that_no_connector_can_split_is_one_engines(
     p1, d1 = (told(view, connector, zmq_address="a:1") for view in (P1, D1))
     decision = run(replace(FIRST, endpoint=endpoint), (p1, d1, R1))
     assert (decision.route, decision.reason) == (route, reason)
+
+
+@pytest.mark.parametrize(
+    ("connector", "endpoint", "route"),
+    [
+        ("trtllm", Endpoint.COMPLETIONS, Route.SPLIT),
+        ("trtllm", Endpoint.MESSAGES, Route.LOCAL),
+        ("sglang", Endpoint.CHAT, Route.SPLIT),
+        ("sglang", Endpoint.MESSAGES, None),
+    ],
+)
+@pytest.mark.parametrize("is_up", [True, False])
+def test_a_d_that_is_tried_while_it_is_down_is_asked_for_no_more_than_one_that_is_up(
+    connector: str, endpoint: Endpoint, route: Route | None, is_up: bool
+) -> None:
+    p1, d1 = (told(view, connector) for view in (P1, D1))
+    fleet = p1, replace(d1, up=is_up, unanswered=not is_up)
+    with contextlib.nullcontext() if route else pytest.raises(NoWorkerError):
+        assert run(replace(FIRST, endpoint=endpoint), fleet).route is route
 
 
 def test_of_several_p_those_are_asked_whose_connector_can_split_the_turn() -> None:

@@ -56,6 +56,24 @@ def test_a_name_leads_to_its_session_as_it_was_told_last() -> None:
     assert table.find(prompt("d", "n"), 3.0).turn == 4
 
 
+@pytest.mark.parametrize("theirs", ["", "m"])
+def test_a_name_goes_with_its_session_which_has_another_one_or_none_elsewhere(theirs: str) -> None:
+    """Both processes end the same turn, and only here it has that name."""
+    table, other = two()
+    turn(table, "a")
+    adopt_all(other, table)
+    ours, named = prompt("axb", "n"), prompt("axb", theirs)
+    here, there = table.find(ours, 1.0), other.find(named, 1.0)
+    finish(table, here, ours, "axb", "x", 2.0)
+    finish(other, there, named, "axb", "y", 3.0)
+    adopt_all(table, other)
+    assert (table.find(prompt("d", "n"), 4.0).turn == 3) is (theirs == "")
+    for session in table.all():
+        table.drop(session.id)
+    check(table)
+    assert table.find(prompt("d", "n"), 4.0).kind is MatchKind.FIRST
+
+
 @pytest.mark.parametrize("newest", [0, 1])
 def test_what_several_sessions_begin_with_leads_to_the_same_one_in_each_process(newest: int) -> None:
     table, other = two()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from msgspec.structs import replace as changed
 
@@ -33,8 +34,7 @@ P = view(Role.PREFILL)
 class Noted(NoTouches):
     """What P's cache is told."""
 
-    def __init__(self) -> None:
-        self.found: list[int | None] = []
+    found: list[int | None] = msgspec.field(default_factory=list)
 
     def prefilled(self, cached: int | None) -> None:
         self.found.append(cached)

@@ -184,8 +184,8 @@ async def test_a_d_that_was_asked_as_the_client_left_is_ended_and_has_the_kv(
 class Noted(NoTouches):
     """What workers' caches are told."""
 
-    is_answering = False
-    is_over = False
+    is_answering: bool = False
+    is_over: bool = False
 
     def answering(self) -> None:
         self.is_answering = True

@@ -13,7 +13,7 @@ PPDError
   Refused                  the proxy's own limits: a reason, and when to come back
     RateLimited            429: the limits of this key
     Overloaded             503: the fleet is full, or the proxy drains; 429 where all workers say 429
-    PoisonedPrompt         503: workers ended the connection when they were asked this prompt
+    PoisonedPrompt         503: workers ended the connection at this prompt
   LegError                 an upstream request failed: in which phase, from which cause (see `failures`)
 
 Messages are written for the client: they never hold a worker's address, a key, or text of a prompt.

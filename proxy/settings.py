@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from .policy.profiles.endpoint_config import schedule_of
 from .policy.profiles.schedule import Schedule
 from .policy.returns import Returns
 from .policy.stage_order import order_rules
-from .runtime.watched_files import WATCH_EVERY_S, WatchedFiles
+from .runtime.watched_files import WatchedFiles
 
 log = logging.getLogger(__name__)
 
@@ -97,13 +96,6 @@ class Settings:
         self._in_file = replace(self._in_file, **in_file)  # type: ignore[arg-type]
         if self._source is not None:
             self._source.watched.look_again()
-
-    async def watch(self, reloaded: Callable[[bool], None], every_s: float = WATCH_EVERY_S) -> None:
-        """Rereads the files when they change, until cancelled. reloaded: told whether a file could be used."""
-        while True:
-            await asyncio.sleep(every_s)
-            if (taken := self.look()) is not None:
-                reloaded(taken)
 
     def look(self) -> bool | None:
         """Rereads a file that has changed and is no longer being written; None if there is none."""

@@ -21,6 +21,7 @@ import io
 import zlib
 from pathlib import Path
 
+from ppd.offline.experiment import files
 from ppd.proxy.errors import FormatError
 
 from .records import Experiment, TrialKind
@@ -53,12 +54,7 @@ at 200, +57 % and +21 % for four; these rows do not give that.\
 
 
 def load(path: Path) -> list[Measured]:
-    try:
-        return read(path.read_bytes())
-    except OSError as exc:
-        raise FormatError(f"{path}: {exc.strerror}") from exc
-    except FormatError as exc:
-        raise FormatError(f"{path}: {exc.message}") from exc
+    return files.load(path, read)
 
 
 def read(data: bytes) -> list[Measured]:

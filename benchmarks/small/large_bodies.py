@@ -59,7 +59,6 @@ def upload(parts: int, size: int) -> bytes:
 
 
 FORM = "multipart/form-data; boundary=b"
-CALL = '{"function":{"name":"f","arguments":"{}"}}'
 
 KINDS = (
     Kind(NONE, CHAT, lambda: b""),

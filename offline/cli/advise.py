@@ -31,7 +31,6 @@ from .receipt_log import opened
 from .slo_flags import SloFlags, slo_flags, target_text
 
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
-MODES = click.Choice(SIMULATED)
 RATES = NumberRange(LEAST_RPS, MOST_RPS)
 OTHERS = 6  # that were tried coarsely, are shown
 

@@ -15,7 +15,7 @@ from ppd.proxy.cli.table_view import CellCounts
 from ppd.proxy.decision_table.score import Weights
 from ppd.proxy.errors import FormatError
 
-from ..experiment.files import write_whole
+from ..experiment.files import load, write_whole
 from ..tables.published_rows import GridDescription, build_table, read_rows
 
 command = CommandGroup("table", commands=dict(of_proxy.commands), help=of_proxy.help)
@@ -40,15 +40,8 @@ def import_rows(rows: Path, config: str, pair: str | None, description: Path | N
         raise FormatError(
             f"{beside}: no such file, which would say what the rows mean; --description names another one"
         )
-    grid = GridDescription.decode(_read(description or beside))
-    table = build_table(read_rows(_read(rows)), grid, config, pair)
+    grid = load(description or beside, GridDescription.decode)
+    table = build_table(load(rows, read_rows), grid, config, pair)
     target = output or Path(f"{table.name}.json")
     write_whole(target, table.encode())
     click.echo(f"{target}: {CellCounts.of(table.scored(Weights()))}")
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as exc:
-        raise FormatError(f"{path}: {exc.strerror}") from exc

@@ -10,12 +10,12 @@ import zlib
 SIDE = 1024  # pixels
 
 
-def data_url(place: tuple[int, int], *, seed: int, side: int = SIDE) -> str:
+def data_url(place: tuple[int, int], *, seed: int) -> str:
     """A PNG of grey columns. place: number of the conversation, index of the turn; of other places they differ."""
     greys = hashlib.sha256(struct.pack("<3q", seed, *place)).digest()
-    row = b"\0" + (greys * (side // len(greys) + 1))[:side]
-    head = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
-    parts = (_part(b"IHDR", head), _part(b"IDAT", zlib.compress(row * side, 1)), _part(b"IEND", b""))
+    row = b"\0" + (greys * (SIDE // len(greys) + 1))[:SIDE]
+    head = struct.pack(">IIBBBBB", SIDE, SIDE, 8, 0, 0, 0, 0)
+    parts = (_part(b"IHDR", head), _part(b"IDAT", zlib.compress(row * SIDE, 1)), _part(b"IEND", b""))
     return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(parts)).decode()
 
 

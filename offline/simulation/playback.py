@@ -120,7 +120,6 @@ class Window:
     ends_s: float | None = None
     sessions: int = 0  # begun in it
     later_turns: int = 0  # sent in it
-    all_sessions: int = 0
     all_turns: int = 0
     moved_bytes: float = 0.0  # of KV between workers, for all of them
     played: list[PlayedTurn] = field(default_factory=list)  # measured and ended
@@ -134,7 +133,6 @@ class Window:
         return self.begins_s <= scheduled_s and (self.ends_s is None or scheduled_s <= self.ends_s)
 
     def sent(self, turn: int, now_s: float) -> None:
-        self.all_sessions += turn == 1
         self.all_turns += 1
         if not self.measures(now_s):
             return

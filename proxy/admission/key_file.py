@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 from ..errors import ConfigError
-from ..runtime.watched_files import WATCH_EVERY_S, WatchedFiles
+from ..runtime.watched_files import WatchedFiles
 from .keys import Client, Keys, decode, scoped
 
 log = logging.getLogger(__name__)
@@ -30,13 +29,6 @@ class KeyRing:
 
     def find(self, key: str) -> Client | None:
         return self._keys.find(key)
-
-    async def watch(self, reloaded: Callable[[bool], None], every_s: float = WATCH_EVERY_S) -> None:
-        while True:
-            await asyncio.sleep(every_s)
-            taken = self.look()
-            if taken is not None:
-                reloaded(taken)
 
     def look(self) -> bool | None:
         """Reloads the file if it has changed and is no longer being written; None if not."""

@@ -16,6 +16,7 @@ from ..fleet.worker import Role, Source, Worker, WorkerId
 from ..laws.accuracy import TURNS, Subject
 from ..runtime.loop_watch import STOOD_STILL_S
 from ..runtime.tasks import Background
+from ..runtime.watched_files import watch
 
 log = logging.getLogger(__name__)
 
@@ -38,14 +39,14 @@ def start(proxy: Proxy) -> Background:
         background.start("prober", proxy.prober.run)
         background.start("canary", proxy.canary.run)
         background.start("load watch", proxy.load_watch.run)
-        background.start("settings", partial(proxy.settings.watch, partial(_reloaded, proxy)))
+        background.start("settings", partial(watch, proxy.settings.look, partial(_reloaded, proxy)))
     background.start("membership", proxy.membership.run)
     if proxy.settings.config.spare_connections:
         background.start("spare connections", partial(_keep_warm, proxy))
     background.start("drain", partial(_close_down, proxy))
     if proxy.files.keys is not None:
-        background.start("keys", partial(proxy.files.keys.watch, proxy.state.metrics.reloaded))
-    background.start("certificates", partial(proxy.files.worker_tls.watch, proxy.state.metrics.reloaded))
+        background.start("keys", partial(watch, proxy.files.keys.look, proxy.state.metrics.reloaded))
+    background.start("certificates", partial(watch, proxy.files.worker_tls.look, proxy.state.metrics.reloaded))
     background.start("expiry", FleetWatch(proxy).run)
     _apply(proxy)
     return background

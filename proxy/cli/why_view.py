@@ -115,7 +115,7 @@ def told(receipt: Receipt, width: int) -> Iterator[RenderableType]:
     if receipt.encoder is not None:
         yield _section("Encoders (seconds from the turn's arrival)", _facts([*_encoder(receipt.encoder)]))
     if receipt.legs:
-        yield _section("Legs (seconds from the turn's arrival)", _legs(receipt.legs, width))
+        yield _section("Legs (seconds from the turn's arrival)", _legs(receipt.legs))
     yield _section("Predicted and measured", _outcome(receipt))
 
 
@@ -293,7 +293,7 @@ def _plain(heading: Sequence[str], right: Sequence[int] = ()) -> Table:
 # -- how it went
 
 
-def _legs(legs: Sequence[LegRecord], width: int) -> Table:
+def _legs(legs: Sequence[LegRecord]) -> Table:
     table = _plain(["leg", "worker", "began", "first", "ended", "status", "failed"], right=range(2, 6))
     table.columns[6].no_wrap = False
     for leg in legs:

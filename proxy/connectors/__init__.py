@@ -157,7 +157,7 @@ def pinned_engine(worker: Worker) -> str:
 
 
 def writes_into_decode(connector: Connector) -> bool:
-    """Whether D sets blocks aside for P to write into. vLLM's keeps them until P has, whoever has left."""
+    """Whether D sets blocks aside for P to write into. vLLM's D keeps them until P has, even if the client has left."""
     return connector.order is LegOrder.TOGETHER and not connector.finds_by_content
 
 

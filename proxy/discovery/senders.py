@@ -24,7 +24,6 @@ ANNOUNCED_LIMIT = 20_000  # workers; beyond it no new one is taken
 LOOKUP_KEPT_S = 60.0  # for which the addresses of a host name stand
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
-IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Senders:
@@ -124,8 +123,8 @@ class Rivals:
         self._heard: dict[WorkerId, tuple[bytes, bytes, bool]] = {}
 
     def are_new(self, worker_id: WorkerId, connection: bytes) -> bool:
-        """Whether this heartbeat shows that there are two, which none has before. An agent that is started anew, or
-        connects again, does not come back to its old connection."""
+        """Once for each worker: whether a heartbeat has come on the connection before the last one again, so that two
+        agents announce it. One that restarts, or connects again, never returns to its old connection."""
         before, last, is_told = self._heard.get(worker_id, (b"", b"", False))
         if connection == last or is_told:
             return False

@@ -21,6 +21,7 @@ from ..routing.service import TurnService
 from ..routing.state import State
 from ..runtime.tasks import Drain
 from ..runtime.tls import Tls
+from ..runtime.watched_files import watch
 from ..telemetry.access_log import AccessLog
 from .asgi_edge import Edge
 from .connections import Connections
@@ -160,7 +161,7 @@ async def serve_site(
         async with asyncio.TaskGroup() as tasks:
             watching = [tasks.create_task(connections.watch())]
             if tls is not None:
-                watching.append(tasks.create_task(tls.watch(site.state.metrics.reloaded)))
+                watching.append(tasks.create_task(watch(tls.look, site.state.metrics.reloaded)))
             accepting = tasks.create_task(connections.accept(listening))
             await stop.wait()
             site.drain.announce()

@@ -49,7 +49,7 @@ class PickedEncoders:
         return headers_of(self._choices)
 
     def failed(self, worker: WorkerId) -> None:
-        """This E has failed a leg: which of its items that were, nobody tells."""
+        """This E has failed a leg. Nobody tells which items were in it, so all of its count as failed."""
         for name, view in self._choices.encoders.items():
             if view.id == worker:
                 self._choices.decisions[name] = ItemDecision.FAILED

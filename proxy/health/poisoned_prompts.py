@@ -74,7 +74,7 @@ class PoisonedPrompts:
         if left_s > 0:
             self._on_refused(REASON)
             raise PoisonedPrompt(
-                "workers ended the connection when they were sent this prompt, so it is refused for a while",
+                "workers ended the connection at this prompt: it is refused until Retry-After is over",
                 reason=REASON,
                 retry_after_s=left_s,
             )

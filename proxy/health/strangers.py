@@ -66,8 +66,8 @@ class Strangers:
         self.pairs |= strange
         for prefill, decode in sorted(strange):
             log.warning(
-                "P %s is another engine under the id of one that D %s knows, so no KV gets from one to the other: start"
-                " P with another engine_id each time, or D anew",
+                "P %s has restarted under an engine_id by which D %s still knows the process before it: no KV moves"
+                " between them. Give P a new engine_id at each start, or restart D",
                 *(prefill, decode),
             )
 

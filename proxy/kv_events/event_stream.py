@@ -74,7 +74,7 @@ class EventStream:
         """The next batch. FormatError, and no change, if it can't be read, or is older than the one before."""
         batch = decode(payload, reads_tokens=self._reads_tokens)
         if batch.time_s < self._last_time_s:
-            raise FormatError("KV events: a batch of before the last one")
+            raise FormatError("KV events: a batch that is older than the last one")
         self._apply(sequence, batch)
         self._last_live = sequence
 

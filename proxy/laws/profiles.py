@@ -83,4 +83,4 @@ class Profiles:
     def _refuse(self, name: str, why: str) -> None:
         if len(self._refused) < REFUSED_KEPT:
             self._refused.add(name)
-            log.warning("%s: its workers have the profile of the others", why)
+            log.warning("%s: its workers use the config's profile", why)

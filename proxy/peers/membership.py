@@ -194,7 +194,7 @@ class Membership:
     def _asked_count(self) -> bytes:
         """Others keep it in place of what predecessors had sent them; until it has those counts too, it has none."""
         if not self._knows_before:
-            raise ProcessSilent("this process does not know yet what was counted before it")
+            raise ProcessSilent("this process has not received its predecessor's counts yet")
         return encoded(self._own_count())
 
     def _tell_count(self, own: list[Family]) -> None:

@@ -35,7 +35,7 @@ from ..fleet.worker import Role
 from ..laws.prediction import idle_ttft_s
 from .candidates import Candidates, Excluded, find_candidates, in_order
 from .decision import Candidate, Decision, Preference, Route, Rules, Turn
-from .excluded import with_excluded
+from .forbidden_ways import with_forbidden
 from .modes import PLACING, PREDICTING, STRATEGIES
 from .modes.slo import EXPLORED
 from .modes.table import by_table
@@ -80,7 +80,7 @@ def decide(
         order=order,
         qps=qps,
         held=held,
-        candidates=with_excluded(turn, fleet, rules, candidates, preference.ways),
+        candidates=with_forbidden(turn, fleet, rules, candidates, preference.ways),
     )
 
 

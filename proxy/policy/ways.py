@@ -133,7 +133,7 @@ def ways(turn: Turn, candidates: Candidates, rules: Rules) -> list[Way]:
         for look in answering
         for work in look.works
     ]
-    for prefill in _prefills(turn, feeding, looks):
+    for prefill in _prefills(feeding, looks):
         found += _splits(prefill, decodes, candidates, looks)
     if turn.readable is not None:
         found += _readbacks(turn, turn.readable, candidates, looks, decodes)
@@ -163,7 +163,7 @@ def _moves(
         lacking = [to for to in (*decodes, *replicas) if lender.held - to.held >= FETCH_TOKENS]
         yield from _splits(lender, filter(_takes_either_leg, lacking), candidates, looks)
     pulling = list(filter(_takes_either_leg, replicas))
-    for prefill in _prefills(turn, candidates.prefills, looks) if pulling else ():
+    for prefill in _prefills(candidates.prefills, looks) if pulling else ():
         yield from _splits(prefill, pulling, candidates, looks)
 
 
@@ -189,7 +189,7 @@ def _readbacks(
     if decode is None or readable.tokens >= turn.prompt_tokens:
         return
     size, at, missing = looks.size, decode.at, turn.prompt_tokens - decode.held
-    for prefill in _prefills(turn, candidates.readers(at.view), looks):
+    for prefill in _prefills(candidates.readers(at.view), looks):
         work = work_on(prefill.at, size, 0, at, readable.tokens)
         yield Way(_READBACK, at, prefill.at, work, on_two(prefill.at, work, at, missing))
 
@@ -266,7 +266,7 @@ def _shortlist(turn: Turn, views: Sequence[WorkerView], candidates: Candidates, 
     return list({view.worker.address: view for view in chosen}.values())
 
 
-def _prefills(turn: Turn, views: Sequence[WorkerView], looks: _Looks) -> list[_Look]:
+def _prefills(views: Sequence[WorkerView], looks: _Looks) -> list[_Look]:
     """Of these P, those that would have computed the prompt first."""
     if len(views) > ALL:
         least = first_ranked(views, BY_WORK, LEAST_LOADED)

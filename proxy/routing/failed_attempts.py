@@ -102,9 +102,9 @@ class FailedAttempts:
             key = (decision.prefill.id, decision.decode.id)
         return self.book(leg, key, exc, row, gets)
 
-    def book(self, leg: Leg, key: Key, exc: LegError, row: FailureRule, client: ClientGets) -> bool:
+    def book(self, leg: Leg, key: Key, exc: LegError, row: FailureRule, gets: ClientGets) -> bool:
         self.last = exc
-        if client not in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE):
+        if gets not in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE):
             return False
         is_death = row.health is HealthEffect.OPENED  # for which the breaker has paid
         is_unreached = exc.phase is Phase.CONNECT and (is_death or leg is not Leg.PREFILL)
@@ -162,7 +162,7 @@ def _has_had_its_turn(leg: LegRecord) -> bool:
 
 def workers_lost(exc: LegError) -> LegError:
     """For a turn that has ended the connections of two workers: it may be what ends them."""
-    said = "workers ended the connection when they were sent this request, so no other is"
+    said = "workers ended the connection at this request, so no other is sent it"
     lost = LegError(said, worker=exc.worker, phase=exc.phase, cause=exc.cause, status=502)
     lost.code = WORKERS_LOST
     return lost

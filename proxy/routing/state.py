@@ -1,4 +1,4 @@
-"""All mutable state of one proxy process, and the clock that dates it."""
+"""What turns read and change in one process, and the clock that dates it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The process: its background tasks and drain, its limits, the files it watches, its log, and TLS contexts."""
+"""The process: its tasks and drain, limits, log, watched files and TLS, guards of ZeroMQ, and how state is shared."""

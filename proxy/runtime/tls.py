@@ -7,7 +7,6 @@ served at the start, as some clients may take it, but is never put in the place 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import ssl
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from ..config import ProxyConfig
 from ..errors import ConfigError
-from .watched_files import WATCH_EVERY_S, WatchedFiles
+from .watched_files import WatchedFiles
 
 log = logging.getLogger(__name__)
 
@@ -53,15 +52,9 @@ class Tls:
             self._context = self._make()
         return self._context
 
-    async def watch(self, reloaded: Callable[[bool], None], every_s: float = WATCH_EVERY_S) -> None:
-        """Replaces the context when files change, until cancelled. reloaded: told whether they could be used."""
-        while True:
-            await asyncio.sleep(every_s)
-            if (taken := self.look()) is not None:
-                reloaded(taken)
-
     def look(self) -> bool | None:
-        """Whether changed files could be used; None where none has changed, or one may still be being written."""
+        """Replaces the context if files have changed: whether they could be used. None where none has changed, or one
+        may still be being written."""
         if not self._watched.are_new():
             return None
         try:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 log = logging.getLogger(__name__)
 WATCH_EVERY_S = 1.0
 STILL_IF_SHORTER = 5  # calls of `are_new`, each `WATCH_EVERY_S` after the one before
 Stamp = tuple[int, int, int]  # the last is the size
+
+
+async def watch(
+    look: Callable[[], bool | None], reloaded: Callable[[bool], None], every_s: float = WATCH_EVERY_S
+) -> None:
+    """Looks for changed files until cancelled. reloaded: told whether they could be used, whenever `look` says."""
+    while True:
+        await asyncio.sleep(every_s)
+        if (taken := look()) is not None:
+            reloaded(taken)
 
 
 class WatchedFiles:

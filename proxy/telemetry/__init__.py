@@ -1,1 +1,1 @@
-"""What the proxy records about its turns: metrics and receipts."""
+"""What the proxy records about its turns: metrics, receipts and the access log."""

@@ -48,15 +48,13 @@ class Upstream:
         tls: Tls | None = None,
         key: str = "",
         may_resend: Callable[[], bool] = lambda: True,
-        uptime: Callable[[], float] = uptime_s,
         poller: plane.Poller | None = None,
     ) -> None:
         """key: sent to each trusted worker as `Authorization`; empty: the requests bring their own.
 
         may_resend: asked before a request is sent again; it may take that out of a budget.
-        uptime: the clock of each call's `Expiry`.
         """
-        self.uptime = uptime
+        self.uptime = uptime_s  # the clock of each call's `Expiry`
         self._keepalive_s = keepalive_s
         self._tls = tls
         self._authorization = {"authorization": f"Bearer {key}"} if key else {}

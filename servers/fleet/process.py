@@ -22,6 +22,7 @@ from ..vllm.launch import Launch
 
 GUARD = Path(__file__).with_name("guard.py")
 ORPHAN_GRACE_S = 10.0
+_ASKED_EVERY_S = 0.2  # whether it is healthy
 TAIL_LINES = 30
 
 
@@ -97,16 +98,14 @@ class EngineProcess:
         self._close_orders()
         return code
 
-    async def wait_healthy(
-        self, base_url: str, *, timeout_s: float, interval_s: float = 0.2, tls: ssl.SSLContext | None = None
-    ) -> None:
+    async def wait_healthy(self, base_url: str, *, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
         """Returns when `GET /health` answers 200; EngineFailed if the process ends, or after `timeout_s`.
 
         tls: by which its certificate is trusted; None: by the authorities that this machine trusts.
         """
         assert self._process is not None
         ended = asyncio.ensure_future(self.wait())
-        healthy = asyncio.ensure_future(_poll_health(f"{base_url}/health", interval_s, tls or True))
+        healthy = asyncio.ensure_future(_poll_health(f"{base_url}/health", tls or True))
         try:
             await asyncio.wait({ended, healthy}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
@@ -170,7 +169,7 @@ class EngineProcess:
         return EngineFailed(f"{self.name} {what}; {self.last_words()}")
 
 
-async def _poll_health(url: str, interval_s: float, tls: ssl.SSLContext | bool) -> None:
+async def _poll_health(url: str, tls: ssl.SSLContext | bool) -> None:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
         while True:
             try:
@@ -179,4 +178,4 @@ async def _poll_health(url: str, interval_s: float, tls: ssl.SSLContext | bool) 
                         return
             except (aiohttp.ClientError, TimeoutError):
                 pass
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(_ASKED_EVERY_S)

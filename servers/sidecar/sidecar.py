@@ -35,6 +35,7 @@ from ppd.proxy.routing.service import TurnService
 from ppd.proxy.routing.state import State
 from ppd.proxy.runtime.tasks import Background, Drain
 from ppd.proxy.runtime.tls import Tls, client_tls, worker_tls
+from ppd.proxy.runtime.watched_files import watch
 from ppd.proxy.telemetry.access_log import AccessLog
 from ppd.proxy.telemetry.receipts import ReceiptLog
 from ppd.proxy.upstream.client import Upstream
@@ -176,7 +177,7 @@ async def serve(sidecar: Sidecar, listening: socket.socket, stop: asyncio.Event)
         background = Background()
         for number, allow_list in enumerate(sidecar.allow_lists):
             background.start(f"allow list {number}", allow_list.watch)
-        background.start("certificates", lambda: sidecar.tls.watch(sidecar.state.metrics.reloaded))
+        background.start("certificates", lambda: watch(sidecar.tls.look, sidecar.state.metrics.reloaded))
         yield
         await background.close()
         await sidecar.handoff_release.close(sidecar.drain.left_s(sidecar.config.shutdown_timeout_s))

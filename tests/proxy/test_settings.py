@@ -10,7 +10,7 @@ import pytest
 
 from ppd.proxy.config import Lookup, Mode, ProxyConfig, build
 from ppd.proxy.errors import ConfigError, PPDError
-from ppd.proxy.runtime.watched_files import STILL_IF_SHORTER
+from ppd.proxy.runtime.watched_files import STILL_IF_SHORTER, watch
 from ppd.proxy.settings import ConfigSource, Settings, check_table
 from tests.support.decisions import BY_ROLES, D1, LLM_D_HEAD
 
@@ -225,7 +225,7 @@ def test_a_successor_takes_over_what_is_in_force_and_what_the_file_said(tmp_path
 async def test_a_watched_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     held, file = settings(tmp_path, "w_tpot = 1\n")
     said: asyncio.Queue[bool] = asyncio.Queue()
-    watching = asyncio.create_task(held.watch(said.put_nowait, every_s=0.005))
+    watching = asyncio.create_task(watch(held.look, said.put_nowait, every_s=0.005))
     await asyncio.sleep(0)
     for text, taken, w_tpot in (
         ("w_tpot = 6.5\n", True, 6.5),

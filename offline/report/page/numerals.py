@@ -32,8 +32,8 @@ def percent(share: float | None, digits: int = 1) -> str:
     return NONE if share is None else f"{share * 100:.{digits}f} %".replace("-", MINUS)
 
 
-def signed_percent(change: float | None, digits: int = 1) -> str:
-    return NONE if change is None else f"{signed(change * 100, digits)} %"
+def signed_percent(change: float | None) -> str:
+    return NONE if change is None else f"{signed(change * 100, 1)} %"
 
 
 def percent_around(mean: float, half: float | None) -> str:

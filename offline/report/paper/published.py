@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ppd.proxy.decision_table.table import DecisionTable
-from ppd.proxy.errors import FormatError
 
 from ...experiment.cells import MeasuredCell
+from ...experiment.files import load
 from ...tables import published_cells
 from ...tables.published_rows import GridDescription, build_table, pair_of, read_rows
 from ..analysis.study import Study, grid_facts
@@ -27,7 +27,7 @@ CAUTIONS = (
 def of_rows(rows: Path, description: Path) -> Study:
     """`rows`: CSV, gzipped or not. `description`: the TOML file that says where they come from and what they mean."""
     cells = [_without_zeros(cell) for cell in published_cells.read_cells(rows)]
-    grid = GridDescription.decode(_bytes(description))
+    grid = load(description, GridDescription.decode)
     origin = grid.provenance
     return Study(
         title="The published PPD measurements",
@@ -59,14 +59,7 @@ def _without_zeros(cell: MeasuredCell) -> MeasuredCell:
 
 
 def _tables(rows: Path, grid: GridDescription, cells: list[MeasuredCell]) -> list[DecisionTable]:
-    found = read_rows(_bytes(rows))
+    found = load(rows, read_rows)
     configs = {row.config for row in found}
     pairs = [topology for topology in sorted({cell.topology for cell in cells}) if topology.endswith("D")]
     return [build_table(found, grid, config) for config in pairs if {config, pair_of(config)} <= configs]
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as exc:
-        raise FormatError(f"{path}: {exc.strerror}") from exc

@@ -103,9 +103,8 @@ class CallHash:
 
     __slots__ = ("_hasher", "_json", "_state", "id", "name", "size")
 
-    def __init__(self, hasher: Hasher, id: str | None = None, name: str | None = None) -> None:
-        self.id = id or ""
-        self.name = name or ""
+    def __init__(self, hasher: Hasher, name: str = "") -> None:
+        self.id, self.name = "", name
         self.size = 0  # bytes of arguments
         self._hasher = hasher
         self._state = hasher.start(b"C")

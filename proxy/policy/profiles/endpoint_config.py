@@ -217,7 +217,7 @@ def _memory(plugins: Mapping[str, NamedPlugin]) -> Memory:
     for each in plugins.values():
         index = each.plugin.index
         if index is not None and chosen not in (None, index):
-            raise each.node.refused("there is one index of what was sent, and another plugin gives it other sizes")
+            raise each.node.refused("all prefix plugins share one index, and an earlier one gives it other sizes")
         chosen = index or chosen
     cold_kept = max(each.plugin.cold_kept for each in plugins.values())
     return Memory(None, cold_kept=cold_kept) if chosen is None else Memory(chosen.rule, chosen.capacity, cold_kept)

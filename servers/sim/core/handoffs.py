@@ -88,7 +88,6 @@ class PinnedHandoff:
     """A prefill that waits to be pulled; owns a reference to each of its blocks."""
 
     blocks: Sequence[Block]
-    pinned_at: float
     deadline: float
 
 
@@ -128,9 +127,9 @@ class HandoffLedger:
         return self._pin(request_id, blocks, keeps_s)
 
     def _pin(self, request_id: str, blocks: Sequence[Block], for_s: float) -> float:
-        now = self._now()
-        self._open[request_id] = PinnedHandoff(blocks, now, now + for_s)
-        return now + for_s
+        deadline = self._now() + for_s
+        self._open[request_id] = PinnedHandoff(blocks, deadline)
+        return deadline
 
     def extend(self, request_id: str) -> None:
         """For D's heartbeat: the lease lasts two thirds of its length from now, or longer if it did before."""

@@ -67,12 +67,11 @@ class SimEngine:
         *,
         events: KvEventPublisher | None = None,
         now: Callable[[], float] = time.monotonic,
-        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
         kill: Callable[[], None] | None = None,
     ) -> None:
         self.config = config
-        self.engine_id = config.engine_id or new_id()
-        self.process = new_id()  # another one at each start, whatever the engine's id
+        self.engine_id = config.engine_id or self.new_id()
+        self.process = self.new_id()  # another one at each start, whatever the engine's id
         self.address = ""
         self.side_address: tuple[str, int] = (config.host, config.side_channel_port)
         self.started_at = time.time()
@@ -87,7 +86,6 @@ class SimEngine:
         self.pulls = Pulls(self, peers, now)
         self.events = events
         self._now = now
-        self._new_id = new_id
         self._kill = kill
         self._faults = Faults()
         self._fault_change = asyncio.Event()  # set when faults change or the engine stops, then replaced by a new one
@@ -139,7 +137,7 @@ class SimEngine:
         return Own(config.role, self.engine_id, *self.side_address, *can)
 
     def new_id(self) -> str:
-        return self._new_id()
+        return uuid.uuid4().hex
 
     def wake(self) -> None:
         self._wake.set()
@@ -207,7 +205,7 @@ class SimEngine:
 
         abort_after: tokens of each choice after which the engine aborts it, by a fault.
         """
-        sequences = new_sequences(generation, request_id, self.config, self._faults, self._new_id)
+        sequences = new_sequences(generation, request_id, self.config, self._faults, self.new_id)
         keys = [one.transfer.meeting for one in sequences if one.transfer.hands_over and one.transfer.key]
         deltas = DeltaStream(len(sequences))
         arrived_at = self._now()

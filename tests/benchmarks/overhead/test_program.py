@@ -25,7 +25,6 @@ from benchmarks.overhead.rows import LoadMode, Row
 
 pytestmark = pytest.mark.e2e
 
-ROOT = Path(__file__).parents[3]
 EVERYWHERE = frozenset(os.sched_getaffinity(0))
 CORES = Cores(EVERYWHERE, EVERYWHERE, EVERYWHERE)
 STREAMED = ChatShape(turns=3, words=5, streams=True, every_us=1000)

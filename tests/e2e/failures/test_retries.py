@@ -220,9 +220,6 @@ async def busy_workers(
         yield asked
 
 
-ALL_BUSY: list[tuple[int, str | None]] = [(503, None)] * 8
-
-
 async def test_overload_is_not_amplified(start_fleet: Any) -> None:
     """40 turns on 8 workers of which each says 503: what is tried again comes from the retry budget."""
     async with (

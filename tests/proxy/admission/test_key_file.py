@@ -11,7 +11,7 @@ import pytest
 from ppd.proxy.admission.key_file import KeyRing, load
 from ppd.proxy.admission.keys import Client, encode, hash_of
 from ppd.proxy.errors import ConfigError
-from ppd.proxy.runtime.watched_files import STILL_IF_SHORTER
+from ppd.proxy.runtime.watched_files import STILL_IF_SHORTER, watch
 
 
 def entry(key: str, priority: int = 0) -> str:
@@ -172,7 +172,7 @@ def test_new_rights_are_a_change(file: Path) -> None:
 
 async def test_a_watched_file_is_read_again_when_it_changes(file: Path) -> None:
     ring, said = KeyRing(file), asyncio.Queue[bool]()
-    watching = asyncio.create_task(ring.watch(said.put_nowait, every_s=0.005))
+    watching = asyncio.create_task(watch(ring.look, said.put_nowait, every_s=0.005))
     for text, taken, keys in (
         (entry("one"), True, ["one"]),
         ("nonsense", False, ["one"]),

@@ -264,13 +264,6 @@ class Bad:
 
 
 @pytest.fixture
-async def upstream() -> AsyncIterator[Upstream]:
-    made = Upstream(keepalive_s=4.0)
-    yield made
-    await made.close()
-
-
-@pytest.fixture
 async def serve() -> AsyncIterator[Any]:
     servers: list[tuple[asyncio.Server, Bad]] = []
 

@@ -17,7 +17,6 @@ ONE_SYSTEM = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}"
     "{% endfor %}" + SHOWING
 )
-EFFORT = "{% if reasoning_effort | default('') == 'none' %}no {% endif %}" + SHOWING
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
 TOOL = {"name": "f", "parameters": {"type": "object"}}

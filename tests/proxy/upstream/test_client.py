@@ -18,14 +18,9 @@ from ppd.proxy.upstream.connection import WorkerConnection
 from ppd.proxy.upstream.pool import connecting
 from tests.support.clock import LeapingTime, scenario
 from tests.support.scripted_workers import HEAD, PATIENT, WHOLE, Wire, close, deaf, read, says, server, worker
+from tests.support.serve_program import until
 
 HASTY = Timeouts(connect_s=0.1, first_s=0.1, idle_s=0.1)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():
-            await asyncio.sleep(0.001)
 
 
 async def test_a_whole_answer(upstream: Upstream) -> None:

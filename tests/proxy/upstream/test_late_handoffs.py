@@ -19,14 +19,9 @@ from ppd.proxy.failures import Cause, Phase
 from ppd.proxy.upstream.call import Answer, Call, Expiry, Timeouts
 from ppd.proxy.upstream.client import Upstream
 from tests.support.scripted_workers import HEAD, PATIENT, WHOLE, deaf, read, says, server, worker
+from tests.support.serve_program import until
 
 HASTY = Timeouts(connect_s=0.1, first_s=0.1, idle_s=0.1)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():
-            await asyncio.sleep(0.001)
 
 
 async def test_what_must_not_arrive_late_does_not_wait_long_for_a_connection(

@@ -6,7 +6,6 @@ import asyncio
 import socket
 import ssl
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from ppd.proxy.upstream.pool import Pool
 from tests.support.client_connections import on_both_planes
 from tests.support.credentials import Authority, trusting
 from tests.support.scripted_workers import PATIENT, worker
+from tests.support.serve_program import until
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 FIRST = b"x" * 2 * HELD_BYTES
@@ -60,12 +60,6 @@ class Engine:
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     folder: Path = tmp_path_factory.mktemp("authority")
     return Authority(folder)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():
-            await asyncio.sleep(0.001)
 
 
 async def answered_late(engine: Engine, authority: Authority) -> bytes:

@@ -11,7 +11,6 @@ from ppd.servers.sim.core.config import LoadFailurePolicy
 from ppd.servers.sim.core.counters import Trap
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
 from tests.servers.sim.test_conversations import FIRST, assistant, user
-from tests.servers.sim.test_sabotaged_handoffs import until
 
 BOTH = {"bidirectional_kv_xfer": True}
 LONG = [*FIRST[:1], user("Tell me of primes. " * 12)]
@@ -59,7 +58,7 @@ async def test_what_p_holds_already_is_not_read_again_and_d_is_told_so(lab: Any)
     before = p.counters.external_kv_tokens
     await lab.prefill(p, second, kv_transfer_params=handle)
     assert p.counters.external_kv_tokens == before
-    await until(lambda: d.pinned == 0)
+    await lab.until(lambda: d.pinned == 0)
     assert p.pinned == 1
 
 
@@ -102,11 +101,11 @@ async def test_a_p_that_recomputes_what_it_cannot_read_waits_for_it_again_and_lo
     second, handle, _ = await kept(lab, p, d)
     p.faults = Faults([Order(FaultKind.LOAD)])
     asking = asyncio.create_task(lab.chat(p, second, max_tokens=1, kv_transfer_params=handle, **SALT))
-    await until(lambda: p.counters.traps[Trap.READ_AGAIN] == 1)
+    await lab.until(lambda: p.counters.traps[Trap.READ_AGAIN] == 1)
     used = p.pool.used
     asking.cancel()
     await asyncio.wait({asking})
-    await until(lambda: p.counters.finished["abort"] == 1)
+    await lab.until(lambda: p.counters.finished["abort"] == 1)
     assert (p.pool.used, p.scheduler.sequences) == (used, [])
     assert used > 0
 
@@ -144,10 +143,10 @@ async def test_a_p_that_cannot_read_back_hangs_on_a_handle(lab: Any) -> None:
     p, d = await lab.start("P"), await lab.start("D", **BOTH)
     second, handle, _ = await kept(lab, p, d)
     asking = asyncio.create_task(lab.chat(p, second, max_tokens=1, kv_transfer_params=handle))
-    await until(lambda: p.counters.traps[Trap.NOT_BIDIRECTIONAL] == 1)
+    await lab.until(lambda: p.counters.traps[Trap.NOT_BIDIRECTIONAL] == 1)
     asking.cancel()
     await asyncio.wait({asking})
-    await until(lambda: not p.scheduler.sequences)
+    await lab.until(lambda: not p.scheduler.sequences)
     assert d.pinned == 1, "nobody tells D"
 
 

@@ -16,16 +16,6 @@ HI = [{"role": "user", "content": "Tell me about the sea and the ships on it, at
 HAND_OVER = {"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
 
 
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0)
-
-
-def is_quiet(engine: Any) -> bool:
-    return (engine.scheduler.sequences, engine.pool.used, engine.pinned) == ([], 0, 0)
-
-
 async def answer_or_none(lab: Any, engine: Any, **fields: Any) -> Any:
     with suppress(aiohttp.ClientError):
         return await lab.chat(engine, HI, **fields)
@@ -59,7 +49,7 @@ async def test_a_prefill_that_p_aborts_pins_nothing(lab: Any) -> None:
     answer = (await lab.chat(p, HI, **HAND_OVER)).json
     assert answer["choices"][0]["finish_reason"] == "abort"
     assert answer["kv_transfer_params"] is None
-    await until(lambda: is_quiet(p))
+    await lab.until(lambda: lab.is_quiet(p))
     assert p.counters.finished == {"abort": 1}
 
 
@@ -73,7 +63,7 @@ async def test_a_prefill_whose_answer_is_lost_stays_pinned_for_its_lease(
     assert p.pinned == 1
     clock.advance(30)
     await lab.fetch(p, "/metrics")
-    assert (is_quiet(p), p.counters.expired_handoffs) == (True, 1)
+    assert (lab.is_quiet(p), p.counters.expired_handoffs) == (True, 1)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -101,7 +91,7 @@ async def test_what_never_reached_ds_engine_leaves_ps_blocks_pinned(
     params = await lab.prefill(p, HI)
     d.faults = Faults([Order(order.kind, phase=order.phase, status=order.status, leg=FaultLeg.DECODE)])
     await answer_or_none(lab, d, stream=stream, kv_transfer_params=params)
-    await until(lambda: is_quiet(d) and p.pinned == pinned)
+    await lab.until(lambda: lab.is_quiet(d) and p.pinned == pinned)
     assert not p.counters.traps and not d.counters.traps
     again = await lab.split(p, d, HI)
     assert again.status == 200
@@ -124,7 +114,7 @@ async def test_a_wedged_transfer_never_arrives_and_health_stays_green(lab: Any, 
     else:
         d.faults = Faults(wedge=[p.engine_id])
     leg = asyncio.create_task(lab.split(p, d, HI))
-    await until(lambda: d.scheduler.pulling == 1)
+    await lab.until(lambda: d.scheduler.pulling == 1)
     assert (await lab.split(other, d, [{"role": "user", "content": "by another way"}])).status == 200
     assert (await lab.chat(d, [{"role": "user", "content": "here"}])).status == 200
     assert {(await lab.fetch(engine, "/health")).status for engine in (p, d)} == {200}
@@ -132,7 +122,7 @@ async def test_a_wedged_transfer_never_arrives_and_health_stays_green(lab: Any, 
     (p if is_on_p else d).faults = Faults()
     assert (await leg).status == 500
     assert d.counters.failed_transfers == 1
-    await until(lambda: is_quiet(d))
+    await lab.until(lambda: lab.is_quiet(d))
 
 
 @pytest.mark.parametrize("leaks", [False, True])
@@ -140,12 +130,12 @@ async def test_a_client_that_leaves_a_wedged_transfer_frees_ds_blocks_only_when_
     p, d = await lab.start("P"), await lab.start("D")
     d.faults = Faults([Order(FaultKind.LEAK)] if leaks else [], wedge=["*"])
     leg = asyncio.create_task(lab.split(p, d, HI))
-    await until(lambda: d.scheduler.pulling == 1)
+    await lab.until(lambda: d.scheduler.pulling == 1)
     leg.cancel()
-    await until(lambda: d.counters.finished["abort"] == 1)
+    await lab.until(lambda: d.counters.finished["abort"] == 1)
     assert d.pool.used > 0
     d.faults = Faults()
-    await until(lambda: d.scheduler.pulling == 0)
+    await lab.until(lambda: d.scheduler.pulling == 0)
     assert (d.pool.used > 0) == leaks
 
 
@@ -163,7 +153,7 @@ async def test_a_deaf_engine_refuses_connections_and_finishes_what_it_has(lab: A
     before = r.address
     await asyncio.gather(lab.chat(r, HI), lab.chat(r, HI))  # leaves one connection for the stream, and an idle one
     streaming = asyncio.create_task(lab.chat(r, HI, max_tokens=50, ignore_eos=True))
-    await until(lambda: r.scheduler.running == 1)
+    await lab.until(lambda: r.scheduler.running == 1)
     r.faults = Faults(deaf_s=3600)
     with pytest.raises(aiohttp.ClientError):
         await lab.chat(r, HI)
@@ -212,11 +202,11 @@ async def test_a_killed_engine_takes_all_it_has_along(lab: Any) -> None:
     p, d, r = await lab.start("P"), await lab.start("D"), await lab.start("R")
     params = await lab.prefill(p, HI)
     bystander = asyncio.create_task(answer_or_none(lab, p, max_tokens=20_000, ignore_eos=True))
-    await until(lambda: p.scheduler.running == 1)
+    await lab.until(lambda: p.scheduler.running == 1)
     p.faults = Faults([Order(FaultKind.KILL, leg=FaultLeg.PREFILL)])
     assert await answer_or_none(lab, p, **HAND_OVER) is None
     assert await bystander is None
-    assert is_quiet(p)
+    assert lab.is_quiet(p)
     with pytest.raises(aiohttp.ClientConnectorError):
         await lab.fetch(p, "/health")
     assert (await lab.chat(d, HI, kv_transfer_params=params)).status == 500, "its KV went with it"
@@ -229,11 +219,11 @@ async def test_a_killed_d_tells_nobody(lab: Any) -> None:
     p, d = await lab.start("P"), await lab.start("D", max_num_seqs=1, time_scale=0.2)
     params = await lab.prefill(p, HI)
     busy = asyncio.create_task(answer_or_none(lab, d, stream=True, max_tokens=20_000, ignore_eos=True))
-    await until(lambda: d.scheduler.running == 1)
+    await lab.until(lambda: d.scheduler.running == 1)
     queued = asyncio.create_task(answer_or_none(lab, d, kv_transfer_params=params))
-    await until(lambda: d.scheduler.waiting == 1)
+    await lab.until(lambda: d.scheduler.waiting == 1)
     d.faults = Faults([Order(FaultKind.KILL)])
     assert await answer_or_none(lab, d) is None
     assert (await busy, await queued) == (None, None)
     await lab.fetch(p, "/health")  # a turn of P, in which a notice would have come
-    assert (p.pinned, is_quiet(d)) == (1, True)
+    assert (p.pinned, lab.is_quiet(d)) == (1, True)

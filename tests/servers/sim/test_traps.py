@@ -14,18 +14,11 @@ from ppd.servers.sim.core.counters import Trap
 HI = [{"role": "user", "content": "Tell me about the sea and the ships on it, at some length."}]
 
 
-async def until(condition: Any) -> None:
-    """Let the event loop turn until something holds; the client's own time-out ends a wait in vain."""
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0)
-
-
 @pytest.mark.parametrize("block_ids", [None, [], [[]]])
 async def test_a_pull_without_blocks_kills_the_engine_and_all_its_requests(lab: Any, block_ids: Any) -> None:
     p, d = await lab.start("P"), await lab.start("D", time_scale=0.2)
     bystander = asyncio.create_task(lab.chat(d, HI, max_tokens=1000, ignore_eos=True))
-    await until(lambda: d.scheduler.running == 1)
+    await lab.until(lambda: d.scheduler.running == 1)
     params = await lab.prefill(p, HI)
     answer = await lab.chat(d, HI, kv_transfer_params=params | {"remote_block_ids": block_ids})
     assert answer.status == 500
@@ -52,12 +45,12 @@ async def test_a_pull_without_an_address_hangs_until_the_client_leaves_and_its_b
     params = await lab.prefill(p, HI)
     del params[field]
     leg = asyncio.create_task(lab.chat(d, HI, kv_transfer_params=params))
-    await until(lambda: d.scheduler.pulling == 1)
+    await lab.until(lambda: d.scheduler.pulling == 1)
     assert (await lab.chat(d, [{"role": "user", "content": "another"}])).status == 200
     assert not leg.done()
     used = d.pool.used
     leg.cancel()
-    await until(lambda: d.counters.finished["abort"] == 1)
+    await lab.until(lambda: d.counters.finished["abort"] == 1)
     assert (d.pool.used, d.scheduler.pulling) == (used, 0)
     assert used > 0
     assert d.counters.traps == {Trap.NO_REMOTE_ADDRESS: 1}
@@ -98,7 +91,7 @@ async def test_a_lease_in_time_is_no_trap(lab: Any, clock: Any) -> None:
 async def test_leases_end_by_themselves_when_nobody_asks(lab: Any) -> None:
     p = await lab.start("P", lease_s=0.01)
     await lab.prefill(p, HI)
-    await until(lambda: p.counters.expired_handoffs == 1)
+    await lab.until(lambda: p.counters.expired_handoffs == 1)
     assert p.pool.used == 0
 
 
@@ -156,18 +149,18 @@ async def test_a_rejected_decode_leg_frees_ps_blocks(lab: Any) -> None:
     params = await lab.prefill(p, HI)
     answer = await lab.chat(d, HI, kv_transfer_params=params, max_tokens=0)
     assert answer.status == 400
-    await until(lambda: p.pinned == 0)
+    await lab.until(lambda: p.pinned == 0)
     assert (p.pool.used, p.counters.notifications_after_expiry) == (0, 0)
 
 
 async def test_a_queued_decode_leg_that_leaves_frees_ps_blocks(lab: Any) -> None:
     p, d = await lab.start("P"), await lab.start("D", max_num_seqs=1, time_scale=0.2)
     busy = asyncio.create_task(lab.chat(d, HI, max_tokens=1000, ignore_eos=True))
-    await until(lambda: d.scheduler.running == 1)
+    await lab.until(lambda: d.scheduler.running == 1)
     leg = asyncio.create_task(lab.chat(d, HI, kv_transfer_params=await lab.prefill(p, HI)))
-    await until(lambda: d.scheduler.waiting == 1)
+    await lab.until(lambda: d.scheduler.waiting == 1)
     leg.cancel()
-    await until(lambda: p.pinned == 0)
+    await lab.until(lambda: p.pinned == 0)
     assert d.counters.external_kv_tokens == 0, "it never reached the engine's batch"
     busy.cancel()
     for task in (leg, busy):
@@ -179,12 +172,12 @@ async def test_heartbeats_keep_a_queued_prompts_lease(lab: Any, clock: Any) -> N
     p = await lab.start("P", now=clock)
     d = await lab.start("D", max_num_seqs=1, time_scale=0.2, lease_s=0.05)
     busy = asyncio.create_task(lab.chat(d, HI, max_tokens=1000, ignore_eos=True))
-    await until(lambda: d.scheduler.running == 1)
+    await lab.until(lambda: d.scheduler.running == 1)
     leg = asyncio.create_task(lab.chat(d, HI, kv_transfer_params=await lab.prefill(p, HI)))
-    await until(lambda: d.scheduler.waiting == 1)
+    await lab.until(lambda: d.scheduler.waiting == 1)
     clock.advance(25)
     begun = clock()
-    await until(lambda: p.handoffs.next_deadline == begun + 20)
+    await lab.until(lambda: p.handoffs.next_deadline == begun + 20)
     assert p.pinned == 1
     for task in (leg, busy):
         task.cancel()
@@ -202,9 +195,9 @@ async def test_a_client_that_leaves_ends_its_request(lab: Any, stream: bool) -> 
             assert r.pool.used > 0
     else:
         leg = asyncio.create_task(lab.post(r, "/v1/chat/completions", body))
-        await until(lambda: r.scheduler.running == 1)
+        await lab.until(lambda: r.scheduler.running == 1)
         leg.cancel()
-    await until(lambda: r.counters.finished["abort"] == 1)
+    await lab.until(lambda: r.counters.finished["abort"] == 1)
     assert (r.pool.used, r.scheduler.running) == (0, 0)
 
 
@@ -213,7 +206,7 @@ async def test_a_client_that_leaves_ps_leg_leaves_no_handoff(lab: Any) -> None:
     leg = asyncio.create_task(
         lab.chat(p, [{"role": "user", "content": "x" * 20_000}], kv_transfer_params={"do_remote_decode": True})
     )
-    await until(lambda: p.scheduler.running == 1)
+    await lab.until(lambda: p.scheduler.running == 1)
     leg.cancel()
-    await until(lambda: p.counters.finished["abort"] == 1)
+    await lab.until(lambda: p.counters.finished["abort"] == 1)
     assert (p.pinned, p.pool.used) == (0, 0)

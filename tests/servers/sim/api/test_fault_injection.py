@@ -69,16 +69,6 @@ async def ask(engine: Any, *, is_silent: bool = False, **fields: Any) -> Wire:
     return Wire(answer_head.decode(), answer, end)
 
 
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0)
-
-
-def is_quiet(engine: Any) -> bool:
-    return (engine.scheduler.sequences, engine.pool.used, engine.pinned) == ([], 0, 0)
-
-
 ALL = 1 + TOKENS + 1  # the role, the tokens, [DONE]
 BREAKS = {FaultKind.RESET: "reset", FaultKind.CLOSE: "cut", FaultKind.HANG: "open", FaultKind.KILL: "cut"}
 EVENTS_SENT = {FaultPhase.HEAD: 0, FaultPhase.EVENTS: 3, FaultPhase.LAST: ALL - 1, FaultPhase.END: ALL}
@@ -100,7 +90,7 @@ async def test_a_broken_connection(lab: Any, kind: FaultKind, phase: FaultPhase,
     if not stream:
         begun = b"" if phase in (FaultPhase.REQUEST, FaultPhase.HEAD) else b'{"id":"chatcmpl-'
         assert wire.body[:16] == begun
-    await until(lambda: is_quiet(r))
+    await lab.until(lambda: lab.is_quiet(r))
     if kind is not FaultKind.KILL:
         assert r.counters.finished.total() == (phase is not FaultPhase.REQUEST)
         assert (await ask(r, stream=stream)).seen == Seen(200, ALL if stream else 0, "whole")
@@ -144,7 +134,7 @@ async def test_a_wrong_answer(lab: Any, order: Order, streamed: Seen, whole: See
     assert wire.seen == (streamed if stream else whole)
     if order.kind is FaultKind.BODY and not stream:
         assert wire.body == order.body.encode()
-    await until(lambda: is_quiet(r))
+    await lab.until(lambda: lab.is_quiet(r))
     is_asked = order.phase is not FaultPhase.REQUEST or order.kind in (FaultKind.ABORT, FaultKind.SLOW)
     assert r.counters.finished.total() == is_asked
     assert (await ask(r, stream=stream)).seen == Seen(200, ALL if stream else 0, "whole")

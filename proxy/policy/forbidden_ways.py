@@ -24,7 +24,7 @@ _PREFILL, _DECODE, _LOCAL, _SPLIT = Role.PREFILL, Role.DECODE, Route.LOCAL, Rout
 _PROFILES, _PREFILL_FIRST = Mode.PROFILES, StageOrder.PREFILL_FIRST
 
 
-def with_excluded(
+def with_forbidden(
     turn: Turn, fleet: Fleet, rules: Rules, candidates: Candidates, judged: Sequence[Candidate]
 ) -> Sequence[Candidate]:
     """The ways that were judged, and some that were not, with the rule."""

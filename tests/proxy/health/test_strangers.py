@@ -181,4 +181,4 @@ def test_operators_are_told_what_to_do(caplog: pytest.LogCaptureFixture) -> None
     Fleet().play("p1 d1 p2 p2")
     [record] = caplog.records
     assert "P p:1" in record.message and "D d:1" in record.message
-    assert "another engine_id each time, or D anew" in record.message
+    assert "a new engine_id at each start, or restart D" in record.message

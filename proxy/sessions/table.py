@@ -163,7 +163,15 @@ class SessionTable:
                     if (holder := self._index.get(key)) is None or holder.seen_s < theirs.seen_s:
                         self._index[key] = ours
                 return
-            self._replace(ours, theirs, after)
+            for key in index_keys(ours):
+                if self._index.get(key) is ours:
+                    if key in after:
+                        self._index[key] = theirs
+                    else:
+                        del self._index[key]
+            if ours.label is not None and self._renamed.get(ours.label) is ours:
+                del self._renamed[ours.label]
+                self._name(theirs, ours.label if theirs.label in (None, ours.label) else None)
             if prefill is not None and ours.prefill_residency == prefill:
                 prefill = None  # it is told of once more
         self._beliefs.ended(theirs.history, (decode, prefill), theirs.marks)
@@ -173,16 +181,6 @@ class SessionTable:
         self._sessions.move_to_end(theirs.history)
         if theirs.seen_s > self._none_expires_before_s or len(self._sessions) > self._capacity:
             self._expire(theirs.seen_s)
-
-    def _replace(self, ours: Session, theirs: Session, keys: set[int]) -> None:
-        """What leads to a session leads to its successor, as far as these keys and its name are that one's too."""
-        kept = {key for key in keys if self._index.get(key) is ours}
-        self._unlink(ours, index_keys(ours))
-        self._index.update(dict.fromkeys(kept, theirs))
-        if ours.label is not None and self._renamed.get(ours.label) is ours:
-            del self._renamed[ours.label]
-            if theirs.label in (None, ours.label):
-                self._name(theirs, ours.label)
 
     def holder(self, key: int) -> WorkerId | None:
         """The D of the newest session with this prefix, as a stored response's; None where none is known."""

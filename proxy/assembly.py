@@ -52,6 +52,7 @@ from .routing.legs.handoff_release import HandoffRelease
 from .routing.router import Router
 from .routing.service import TurnService
 from .routing.state import State
+from .runtime.line_writer import append_to
 from .runtime.loop_watch import LoopWatch
 from .runtime.tasks import Drain
 from .runtime.tls import Tls, client_tls, worker_tls
@@ -310,7 +311,7 @@ def check_log(path: str) -> None:
     """ConfigError if the file can't be written: at the start, not when the first receipt is lost. Empty: no file."""
     try:
         if path:
-            Path(path).open("ab").close()
+            append_to(Path(path)).close()
     except OSError as exc:
         raise ConfigError(
             f"receipt_log = {path!r}: must be a file that can be written ({exc.strerror})", param="receipt_log"

@@ -178,7 +178,7 @@ def _tables(data: bytes, file: str) -> Sequence[object] | None:
         raise _refused(f"{file}: line {line} holds a key in plain text: only hashes may be here; make another key")
     try:
         raw = tomllib.loads(data.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
+    except (ValueError, RecursionError) as exc:  # also of bytes that are no text, and of endless numbers
         position = _TOML_POSITION.search(str(exc))
         raise _refused(f"{file}: must be TOML in UTF-8 {position.group() if position else ''}".rstrip()) from None
     tables = raw.pop("key", None)
@@ -198,7 +198,8 @@ def _entry(table: object, number: int, file: str) -> KeyEntry:
     for member, (is_allowed, allowed) in _MEMBERS.items():
         value = table.get(member)
         if not is_allowed(value) and (member in table or member in ("hash", "name")):
-            shown = f"{member} = {value}" if isinstance(value, (int, float)) else member
+            is_short = isinstance(value, float) or (isinstance(value, int) and abs(value) < 10**18)
+            shown = f"{member} = {value}" if is_short else member
             raise _refused(f"{where}: {shown}: must be {allowed}")
     if table.get("w_ttft") == table.get("w_tpot") == 0:
         raise _refused(f"{where}: w_ttft = {table['w_ttft']}: must be above 0 where w_tpot is 0")

@@ -51,6 +51,8 @@ class Origins:
 
     def headers(self, origin: str | None, path: str) -> Headers:
         """What an answer carries, whatever its status. path: without escapes."""
+        if not self.is_off and path.startswith("//"):
+            path = "/" + path.lstrip("/")  # as it is routed
         if self.is_off or path == _ADMIN or path.startswith(f"{_ADMIN}/") or path in OPERATOR_PATHS:
             return ()
         return self._of.get(origin or "", self._of_others)

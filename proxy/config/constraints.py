@@ -22,6 +22,11 @@ def _both_or_neither(one: str, other: str) -> bool:
     return bool(one) == bool(other)
 
 
+def _fits_in_a_header(key: str) -> bool:
+    return key.isascii() and key.isprintable() and key == key.strip()
+
+
+_HEADERS = ("admin_key", "worker_api_key")
 _HOSTS = ("host", "picker_host")  # an empty one, as of a variable that is not set, would be all addresses
 _RANGES = ("heartbeat_allow", "kv_events_allow")
 _CURVE = ("curve_server_key_file", "curve_clients_dir")
@@ -33,6 +38,10 @@ CONSTRAINTS = (
         are_origins,
     ),
     *(Constraint((name,), "an address or a host's name; 0.0.0.0 is all of this machine", bool) for name in _HOSTS),
+    *(
+        Constraint((name,), "printable ASCII without spaces around it, as an HTTP header holds it", _fits_in_a_header)
+        for name in _HEADERS
+    ),
     *(Constraint((name,), "address ranges such as 10.0.0.0/8", are_ranges) for name in _RANGES),
     Constraint(
         ("heartbeat_host", "heartbeat_port", "heartbeat_allow", "curve_port", "heartbeat_open"),

@@ -75,7 +75,10 @@ class Key:
     def shown(self, value: object) -> str:
         if self.is_secret:
             return "(hidden)"
-        text = repr(value.value if isinstance(value, Enum) else value)
+        try:
+            text = repr(value.value if isinstance(value, Enum) else value)
+        except ValueError:  # of more digits than Python writes
+            return "a number that is too long"
         return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
 
     @property

@@ -5,6 +5,7 @@ Only what JSON has is taken: no anchors, which may grow without bound, no repeat
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -108,19 +109,19 @@ def read_yaml(source: str, path: Path) -> tuple[YamlNode, str]:
 
 def parse_yaml(source: str, file: str, text: str) -> YamlNode:
     yaml = _library(source)
-    loader = yaml.SafeLoader(text)
     try:
-        root = loader.get_single_node()
-        if root is None:
-            raise ConfigError(f"{source}, {file}: must hold a document", param=source)
-        return _Converter(yaml, loader, source, file).node(root, "", 0)
+        loader = yaml.SafeLoader(text)
+        with contextlib.ExitStack() as stack:
+            stack.callback(loader.dispose)
+            root = loader.get_single_node()
+            if root is None:
+                raise ConfigError(f"{source}, {file}: must hold a document", param=source)
+            return _Converter(yaml, loader, source, file).node(root, "", 0)
     except (yaml.YAMLError, ValueError, RecursionError) as exc:
         mark = getattr(exc, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
-        told = getattr(exc, "problem", None) or type(exc).__name__
+        told = getattr(exc, "problem", None) or getattr(exc, "reason", None) or type(exc).__name__
         raise ConfigError(f"{source}, {file}{line}: must be YAML ({told})", param=source) from exc
-    finally:
-        loader.dispose()
 
 
 def _library(source: str) -> ModuleType:
@@ -154,15 +155,22 @@ class _Converter:
         elif isinstance(raw, self._yaml.MappingNode):
             value = dict(self._pairs(raw, node, depth))
         else:
-            value = self._loader.construct_object(raw)
+            value = self._scalar(raw)
             if not isinstance(value, str | int | float | None):
                 raise node.refused("must be text, a number, true, false or null; put quotes around text")
         return YamlNode(node.source, node.file, node.line, path, value)
 
+    def _scalar(self, raw: Any) -> object:
+        """Of another type than a document may have where its tag is not one of its text."""
+        try:
+            return self._loader.construct_object(raw)
+        except (LookupError, AttributeError, TypeError):  # as of `!!int ""`
+            return raw
+
     def _pairs(self, raw: Any, of: YamlNode, depth: int) -> Iterator[tuple[str, YamlNode]]:
         names = set[str]()
         for key, value in raw.value:
-            name = self._loader.construct_object(key) if isinstance(key, self._yaml.ScalarNode) else None
+            name = self._scalar(key) if isinstance(key, self._yaml.ScalarNode) else None
             inner = f"{of.path}.{name}" if of.path else f"{name}"
             here = YamlNode(of.source, of.file, key.start_mark.line + 1, inner, None)
             if not isinstance(name, str) or not name.isprintable():

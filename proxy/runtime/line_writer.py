@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
@@ -165,6 +166,17 @@ class DescriptorSink:
         return len(lines)
 
 
+def append_to(path: Path) -> FileIO:
+    """Opens a file for more lines. OSError for a pipe that nobody reads, which others wait for."""
+
+    def at_once(name: str, flags: int) -> int:
+        descriptor = os.open(name, flags | os.O_NONBLOCK, 0o666)
+        os.set_blocking(descriptor, True)
+        return descriptor
+
+    return FileIO(path, "a", opener=at_once)
+
+
 class FileSink:
     """Appends to a file, which is opened for each write, as it may be rotated. No half line stays in it.
 
@@ -180,7 +192,7 @@ class FileSink:
 
     def __call__(self, lines: list[bytes]) -> int:
         try:
-            with self._path.open("ab", buffering=0) as file:
+            with append_to(self._path) as file:
                 return self._append(file.fileno(), lines)
         except OSError as exc:
             self._on_error(exc)

@@ -20,6 +20,7 @@ import aiohttp
 import zmq
 from aiohttp import web
 
+from ppd.proxy.config import host_and_port
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
 
@@ -59,7 +60,7 @@ async def running_engine(
             engine.side_listener = await _serve(stack, side_channel.app(), config, config.side_channel_port)
             engine.side_address = (config.side_channel_host or config.host, engine.side_listener.port)
         engine.listener = await _serve(stack, create_app(engine), config, config.port, _tls(config))
-        engine.address = f"{config.host}:{engine.listener.port}"
+        engine.address = host_and_port(config.host, engine.listener.port)
         if events is not None:
             events.topic = events.topic.replace("{address}", engine.address)
         engine.start()

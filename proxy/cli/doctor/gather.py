@@ -100,6 +100,8 @@ class ProxyClient:
             return Said(0, error=f"no answer in {timeout_s:g} s", is_late=True)
         except (aiohttp.ClientError, OSError) as exc:
             return Said(0, error=reason_of(exc, timeout_s))
+        except ValueError as exc:  # of a host that no name can be, or of a key that no header can hold
+            return Said(0, error=f"it cannot be asked: {exc}")
 
 
 # -- a config

@@ -24,6 +24,8 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from ppd.proxy.config import host_and_port
+
 from ..core.block_pool import BlockPool, Namespace
 from ..core.config import SimConfig
 from ..core.counters import Counters, Trap
@@ -313,7 +315,7 @@ class Peers:
 
     async def _embedding(self, source: EmbeddingSource, name: str) -> tuple[int, ...] | None:
         """None where the encoder has it no more, or does not answer."""
-        url = f"http://{source.peer_host}:{source.peer_port}/embeddings/{quote(name, safe='')}"
+        url = f"http://{host_and_port(source.peer_host, source.peer_port)}/embeddings/{quote(name, safe='')}"
         try:
             async with self._session.get(url, timeout=self._timeout) as answer:
                 body = await answer.read()
@@ -334,7 +336,7 @@ class Peers:
         message: Meet | ReadBlocks | StoredPrompt | FindBlocks | Notice,
         timeout: aiohttp.ClientTimeout,
     ) -> bytes:
-        url = f"http://{remote.host}:{remote.port}{path}"
+        url = f"http://{host_and_port(remote.host, remote.port)}{path}"
         try:
             async with self._session.post(url, data=msgspec.msgpack.encode(message), timeout=timeout) as answer:
                 if answer.status != 200:

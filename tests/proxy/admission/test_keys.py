@@ -231,6 +231,7 @@ def test_a_value_that_can_not_be_used_is_named_with_what_can(member: str, allowe
         (f'name = "acme"\nhash = "{ONE}1"', "key 'acme': hash: must be"),
         (f'name = "acme"\nhash = "{ONE}\\n"', "key 'acme': hash: must be"),
         (f'name = "acme"\nhash = "md5:{"1" * 32}"', "key 'acme': hash: must be"),
+        (f'name = "acme"\nhash = "{ONE}"\npriority = 0x{"f" * 5000}', "key 'acme': priority: must be"),
         (f'name = "first"\nhash = "{TWO}"', "key 'first': name: must be unique"),
         (f'name = "acme"\nhash = "{THREE}"', "key 'acme': hash: must be unique, and key 'first' has the same"),
         (
@@ -254,6 +255,7 @@ def test_keys_of_one_tenant_may_share_its_weight() -> None:
     [
         (b"[[key]]\nname = \n", "must be TOML in UTF-8 (at line 2, column 8)"),
         (b"\xff", "must be TOML in UTF-8"),
+        (b"k = " + b"9" * 5000, "must be TOML in UTF-8"),
         (b"k = " + b"[" * 5000, "must be TOML in UTF-8"),
         (b"keys = []", "must hold [[key]] tables and nothing else"),
         (b'[key]\nname = "a"', "must hold [[key]] tables and nothing else"),

@@ -61,6 +61,8 @@ def test_a_body_must_be_said_to_be_json(content_type: str, is_taken: bool) -> No
         (("*",), PAGE, "/admin", None),
         (("*",), PAGE, "/admin/workers", None),
         (("*",), PAGE, "/metrics", None),
+        *((("*",), PAGE, path, None) for path in ("//metrics", "///ready", "//admin", "//admin/workers")),
+        (("*",), PAGE, "//v1/models", "*"),
         ((PAGE,), PAGE, "/admin/workers", None),
     ],
 )

@@ -258,6 +258,19 @@ def test_an_error_never_shows_a_key() -> None:
     assert "12345" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["admin_key", "worker_api_key"])
+@pytest.mark.parametrize("key", ["ключ", "key ", " key"])
+def test_a_key_that_no_header_holds_as_it_is_written_is_refused(name: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=r"must be printable ASCII without spaces around it") as caught:
+        ProxyConfig(**{name: key})  # type: ignore[arg-type]
+    assert caught.value.message.startswith(f"{name} = (hidden): ")
+
+
+def test_a_number_with_too_many_digits_to_be_shown_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^port = a number that is too long: must be"):
+        convert({"port": 1 << 50_000})
+
+
 def test_every_setting_can_come_from_a_file_in_its_own_type() -> None:
     defaults = {field.name: field.default for field in fields(ProxyConfig)}
     assert convert(defaults) == defaults

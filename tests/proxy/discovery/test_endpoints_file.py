@@ -58,6 +58,9 @@ ONE = "endpoints:\n- {name: a, address: 10.0.0.5, port: 80}\n"
     ("text", "line", "told"),
     [
         ("endpoints: {}\n", 1, "endpoints = a map: must be a list"),
+        ('endpoints:\n- !!int ""\n', 2, "must be text, a number, true, false or null"),
+        ("endpoints:\n- !!timestamp x\n", 2, "must be text, a number, true, false or null"),
+        ("endpoints:\n- {!!bool maybe: a}\n", 2, "names must be text"),
         ("endpoint: []\n", 1, "endpoint: no such field; known are endpoints"),
         ("endpoints:\n- {name: a, port: 80}\n", 2, "must have address"),
         ("endpoints:\n- {name: a, address: host, port: 80}\n", 2, "address = 'host': must be an IP address"),
@@ -81,7 +84,7 @@ def test_a_file_that_cannot_be_used_or_is_emptied_changes_nothing(tmp_path: Path
     (file := tmp_path / "endpoints.yaml").write_text(ONE)
     known = EndpointsOfFile(str(file), is_watched=True)
     before = known.workers
-    for text in ("endpoints: [", "endpoints: []", "{}"):
+    for text in (ONE + "\0\0", "endpoints: [", "endpoints: []", "{}"):
         file.write_text(text)
         with pytest.raises(ConfigError):
             known.reread(may_be_empty=False)

@@ -142,6 +142,17 @@ def test_a_rotated_file_is_left_alone(tmp_path: Path) -> None:
     assert ((tmp_path / "log.1").read_bytes(), file.read_bytes(), errors) == (LINE, b"new\n", [])
 
 
+def test_a_pipe_that_nobody_reads_is_an_error_and_no_wait(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "log")
+    errors = list[OSError]()
+    sink = FileSink(pipe, errors.append)
+    assert (sink([LINE]), len(errors)) == (0, 1)
+    with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+        assert sink([LINE]) == 1
+        assert reader.read(len(LINE)) == LINE
+    assert sink([LINE]) == 0
+
+
 def test_what_forks_writes_only_what_can_be_written_at_once(pipe: tuple[int, int]) -> None:
     lines = DirectLines(pipe[1], lost_line)
     for _ in range(1000):

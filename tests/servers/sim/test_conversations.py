@@ -23,6 +23,13 @@ def assistant(text: str) -> dict[str, str]:
 FIRST = [SYSTEM, user("What is a prime number, and who wrote about them first?")]
 
 
+async def test_kv_is_pulled_from_an_ipv6_address(lab: Any) -> None:
+    p, d = await lab.start("P", host="::1"), await lab.start("D")
+    assert p.address.startswith("[::1]:")
+    assert (await lab.split(p, d, FIRST)).text == await lab.expected(FIRST)
+    assert d.counters.external_kv_tokens > 0
+
+
 async def test_a_split_turn_answers_as_a_replica_does(lab: Any) -> None:
     p, d, r = await lab.start("P"), await lab.start("D"), await lab.start("R")
     expected = await lab.chat(r, FIRST)

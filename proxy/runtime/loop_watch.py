@@ -72,7 +72,8 @@ class LoopWatch:
 
 def stood_still(timer: asyncio.TimerHandle, loop: asyncio.AbstractEventLoop) -> bool:
     """Whether the process stood still when this timer was due, which has just fired."""
-    return loop.time() - timer.when() > STOOD_STILL_S
+    when = getattr(timer, "when", None)  # uvloop's has none where it was due at once
+    return when is not None and loop.time() - when() > STOOD_STILL_S
 
 
 class TimeLimit:
@@ -85,6 +86,7 @@ class TimeLimit:
         """again_s: in place of `seconds` when they begin anew."""
         self._loop = asyncio.get_running_loop()
         self._over = over
+        seconds = max(0.0, seconds)  # one that is over already is not late
         self._again_s = seconds if again_s is None else again_s
         self._timer = self._loop.call_later(seconds, self._end)
 

@@ -14,6 +14,7 @@ from ..openai.answer import ABORTED, AnswerObserver, AnswerSummary
 from ..openai.edits import Redaction
 from ..openai.request import CHOOSING, Endpoint
 from ..openai.stream_relay import StreamRelay
+from ..runtime.loop_watch import STOOD_STILL_S
 from .call import Answer
 
 OPENING_LIMIT_BYTES = 8 * 1024 * 1024  # held of a stream until it has begun; a single event of 4 MiB is in pieces
@@ -54,6 +55,8 @@ async def until_begun(
         if events == 0 < observer.summary.events:
             events = observer.summary.events
             by_s = now() + idle_s
+        elif now() - by_s > STOOD_STILL_S:  # else it would have ended at its deadline
+            by_s = now() + (idle_s if events else answer.first_s)
     return b"".join(parts)
 
 

@@ -15,7 +15,7 @@ from .. import plane
 from ..errors import LegError
 from ..failures import Cause, Phase
 from ..fleet.worker import Worker
-from ..runtime.loop_watch import stood_still
+from ..runtime.loop_watch import STOOD_STILL_S, stood_still
 from .connection import WorkerConnection
 from .relayed_headers import EndToEndHeaders, RelayedHeaders
 
@@ -235,7 +235,7 @@ class Answer:
         """
         if not self._parts and not self._is_whole:
             limit_s = self._timeouts.idle_s if self._read_any else self._timeouts.first_s
-            await self.news(min(limit_s, END_S if is_over else math.inf, by_s - self._loop.time()))
+            await self.news(max(0.0, min(limit_s, END_S if is_over else math.inf, by_s - self._loop.time())))
         self._read_any = True
         return self._taken()
 
@@ -259,6 +259,8 @@ class Answer:
             if not data:
                 return
             got += len(data)
+            if self._loop.time() - by_s > STOOD_STILL_S:  # else it would have ended at its deadline
+                by_s = self._loop.time() + self._timeouts.first_s
             yield data
         raise self.failure("the worker's answer is too long", Cause.MALFORMED)
 
@@ -292,6 +294,8 @@ class Answer:
 
     def failure(self, message: str, cause: Cause) -> LegError:
         phase = STREAM if self._call is None else self._call.phase
+        if phase is STREAM and cause is Cause.WORKER_GONE:  # found out just before the client had its first bytes
+            cause = Cause.RESET
         return LegError(message, worker=self._worker_id, phase=phase, cause=cause)
 
     def close(self) -> None:

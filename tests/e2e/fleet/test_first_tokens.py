@@ -135,3 +135,20 @@ async def test_a_first_token_that_shows_nothing_yet_takes_no_text_and_no_count_a
     assert (receipt.completion_tokens, receipt.handoff_missing) == (usage["completion_tokens"], None)
     await fleet.rest()
     assert not fleet.used_twice()
+
+
+@pytest.mark.parametrize("connector", ["trtllm", "trtllm_gen_first"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_list_of_prompts_has_one_that_p_ends(fleets: ConnectorFleets, connector: str, stream: bool) -> None:
+    fleet = await fleets.of(connector)
+    fleet.order(Leg.PREFILL, Order(FaultKind.STOP))
+    model = fleet.talk().body()["model"]
+    body = {"model": model, "prompt": ["Say one.", "Say two."], "max_tokens": 8, "stream": stream}
+    async with fleet.field.session.post(f"{fleet.field.base_url}/v1/completions", json=body) as answer:
+        raw = await answer.text()
+        assert answer.status == 200, raw
+    whole = [json.loads(raw)] if not stream else [json.loads(line[6:]) for line in raw.split("\n") if "{" in line]
+    assert not any("error" in one for one in whole)
+    assert {choice["index"] for one in whole for choice in one["choices"] if choice["finish_reason"]} == {0, 1}
+    assert not stream or raw.endswith("data: [DONE]\n\n")
+    await fleet.rest()

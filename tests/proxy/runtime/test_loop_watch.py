@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ppd.proxy.runtime.loop_watch import STOOD_STILL_S, TICK_S, WINDOW_S, LoopWatch, TimeLimit, time_limit, uptime_s
+from ppd.proxy.runtime.process import new_loop
 from tests.support.clock import LeapingTime, VirtualLoop, run, scenario
 
 
@@ -111,6 +112,26 @@ def test_a_limit_that_ends_while_the_process_stands_still_begins_anew(
 
     for way in ("timer", "context"):
         run(ends(way))
+
+
+@pytest.mark.parametrize("make_loop", [new_loop, asyncio.SelectorEventLoop])
+@pytest.mark.parametrize("seconds", [0.0, 0.0003, -5.0])
+def test_a_limit_that_is_over_already_ends_at_once(
+    make_loop: Callable[[], asyncio.AbstractEventLoop], seconds: float
+) -> None:
+    """Also uvloop's, whose handles of what is due at once say no time."""
+
+    async def ends() -> None:
+        over = asyncio.Event()
+        TimeLimit(seconds, over.set)
+        await asyncio.wait_for(over.wait(), 60)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(60) as patience, time_limit(seconds):
+                await asyncio.Event().wait()
+        assert not patience.expired()
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(ends())
 
 
 @scenario

@@ -12,7 +12,7 @@ import pytest
 
 from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Phase
-from ppd.proxy.upstream.call import ANSWER_LIMIT_BYTES, Answer, Call, Timeouts
+from ppd.proxy.upstream.call import ANSWER_LIMIT_BYTES, GONE, Answer, Call, Timeouts
 from ppd.proxy.upstream.client import Upstream
 from ppd.proxy.upstream.connection import WorkerConnection
 from ppd.proxy.upstream.pool import connecting
@@ -112,6 +112,40 @@ async def test_the_time_of_an_answer_begins_anew_when_this_process_has_stood_sti
     with pytest.raises(LegError) as failure:
         await rest
     assert failure.value.cause is Cause.TIMEOUT, "it counts again"
+    answer.close()
+
+
+@scenario
+async def test_so_does_that_of_a_whole_answer_of_which_a_part_has_come_meanwhile() -> None:
+    loop = asyncio.get_running_loop()
+    call = Call(worker(1))
+    call.sent_s = loop.time()
+    answer = Answer(cast(WorkerConnection, Wire()), Timeouts(5.0, 20.0, 5.0), call, lambda _: None)
+    answer.head(200, {})
+    reading = asyncio.create_task(answer.body())
+    await asyncio.sleep(1.0)
+    LeapingTime.of(loop).leap(40.0)
+    answer.body_came(b"{", is_last=False)
+    await asyncio.sleep(4.0)
+    assert not reading.done()
+    with pytest.raises(LegError) as failure:
+        await reading
+    assert failure.value.cause is Cause.TIMEOUT, "it counts again"
+    answer.close()
+
+
+async def test_a_worker_found_dead_as_its_answer_begins_has_broken_the_stream() -> None:
+    call = Call(worker(1))
+    answer = Answer(cast(WorkerConnection, Wire()), Timeouts(5.0, 20.0, 5.0), call, lambda _: None)
+    answer.head(200, {})
+    answer.body_came(b"hi", is_last=False)
+    assert call.on_failure is not None
+    call.on_failure(GONE)
+    assert await answer.chunk() == b"hi"
+    answer.reached_the_client()
+    with pytest.raises(LegError) as failure:
+        await answer.chunk()
+    assert (failure.value.phase, failure.value.cause) == (Phase.STREAM, Cause.RESET)
     answer.close()
 
 

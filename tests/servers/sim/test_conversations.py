@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ppd.servers.sim.core.counters import Trap
+from tests.support.announcements import needs_ipv6
 
 SYSTEM = {"role": "system", "content": "You are a patient teacher of arithmetic and of the history of numbers."}
 
@@ -23,6 +24,7 @@ def assistant(text: str) -> dict[str, str]:
 FIRST = [SYSTEM, user("What is a prime number, and who wrote about them first?")]
 
 
+@needs_ipv6
 async def test_kv_is_pulled_from_an_ipv6_address(lab: Any) -> None:
     p, d = await lab.start("P", host="::1"), await lab.start("D")
     assert p.address.startswith("[::1]:")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from ppd.servers.fleet.ports import free_ports
+from tests.support.announcements import Sender
 from tests.support.fleet import Fleet
 
 
@@ -20,3 +22,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def start_fleet() -> Callable[..., Any]:
     """`async with start_fleet("P1 D1 D2 R1", mode=...) as fleet`: see `Fleet.of`."""
     return Fleet.of
+
+
+@pytest.fixture
+def port() -> int:
+    return free_ports(1)[0]
+
+
+@pytest.fixture
+def sender(port: int) -> Iterator[Sender]:
+    made = Sender(port)
+    yield made
+    made.close()

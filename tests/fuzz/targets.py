@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 from google.protobuf.message import DecodeError
@@ -35,7 +34,7 @@ from ppd.proxy.openai.units import check_depth
 from ppd.proxy.sessions.prefix_chain import PrefixEnd
 from tests.proxy.gateway.connections import call, echoed, fake_picker
 from tests.support.fake_connections import Answered, Pace, Served, answered, served
-from tests.support.requests import parse, parse_bytes
+from tests.support.requests import depth_of, parse, parse_bytes
 
 ENDPOINTS = [*Endpoint]
 D = Worker(role=Role.DECODE, address="d:1")
@@ -229,11 +228,6 @@ def relayed(endpoint: Endpoint, edits: Edits, parts: list[bytes]) -> tuple[bytes
 def check_counts(summary: AnswerSummary) -> None:
     for count in (summary.prompt_tokens, summary.completion_tokens, summary.cached_tokens):
         assert count is None or 0 <= count < 2**31
-
-
-def depth_of(value: Any) -> int:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    return 0 if inner is None else 1 + max(map(depth_of, inner), default=0)
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {

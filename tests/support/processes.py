@@ -1,8 +1,9 @@
-"""Two processes of one proxy in one event loop, without a network beyond their make_ends."""
+"""Processes of one proxy in one event loop: nothing lies between them but the sockets that join them."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from tests.support.fleet import Fleet, event_options, start_engine, static_worke
 from tests.support.proxy import Chat, ProxyClient, running_proxy
 
 R1 = WorkerId("r1:1")
+LONG = "A message of some length, so that there are blocks to hold. " * 10
+NUMBERS = itertools.count()  # no two openers are alike
 
 
 def worker(registry: Registry, address: str = R1) -> WorkerId:
@@ -127,6 +130,11 @@ class WanderingChat(Chat):
     async def at(self, client: ProxyClient, text: str, **body: Any) -> Any:
         self.client = client
         return await self.say(text, **body)
+
+
+async def opener(at: ProxyClient, headers: dict[str, str] | None = None, **body: Any) -> Any:
+    """A conversation's first turn."""
+    return await at.chat([{"role": "user", "content": f"{next(NUMBERS)} {LONG}"}], headers, **body)
 
 
 @asynccontextmanager

@@ -63,3 +63,9 @@ def call(id: str = "c1", name: str = "f", arguments: Any = "{}", **members: Any)
 
 def image(url: str, **members: Any) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url, **members}}
+
+
+def depth_of(value: Any) -> int:
+    """How many lists and objects lie in one another, of decoded JSON."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(depth_of, inner), default=0)

@@ -20,7 +20,7 @@ from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, WorkerId
 from ppd.proxy.policy import Route
 from ppd.proxy.telemetry.receipts import LegRecord, Receipt
-from ppd.servers.sim.core.fault_orders import Faults
+from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, FaultPhase, Faults, Order
 from ppd.servers.sim.core.sequence import SequenceState
 from ppd.servers.sim.engine.engine import SimEngine
 from tests.support.clock import LeapingTime
@@ -119,6 +119,10 @@ class Talk:
 
     def heard(self, text: str, then: str) -> None:
         self.messages += [{"role": "assistant", "content": text}, {"role": "user", "content": then}]
+
+
+def order(kind: FaultKind, leg: FaultLeg, phase: FaultPhase = FaultPhase.REQUEST, **rest: Any) -> Faults:
+    return Faults([Order(kind, leg=leg, phase=phase, **rest)])
 
 
 @dataclass

@@ -13,9 +13,9 @@ import pytest
 from ppd.proxy.config import Mode
 from ppd.proxy.failures import Leg
 from ppd.servers.sim.core.config import LoadFailurePolicy
-from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, FaultPhase, Faults, Order
+from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, FaultPhase, Faults
 from ppd.servers.sim.engine.engine import SimEngine
-from tests.e2e.failures.fleet import HASTY, FaultFleet, Seen, Talk
+from tests.e2e.failures.fleet import HASTY, FaultFleet, Seen, Talk, order
 from tests.support.fleet import crowded
 
 HISTORY = "A long history that is dear to compute again. " * 300
@@ -92,10 +92,6 @@ async def test_a_session_moves_and_is_at_home_where_it_was_answered(names: str, 
         assert {it.lender, it.other} <= held, "the lender still holds what it computed"
     assert not fleet.outstanding()
     assert not fleet.pinned()
-
-
-def order(kind: FaultKind, leg: FaultLeg, phase: FaultPhase = FaultPhase.REQUEST, **rest: Any) -> Faults:
-    return Faults([Order(kind, leg=leg, phase=phase, **rest)])
 
 
 LEND, PULL, HEAD = FaultLeg.PREFILL, FaultLeg.DECODE, FaultPhase.HEAD

@@ -23,18 +23,6 @@ from ppd.servers.fleet.ports import free_ports
 from tests.support.announcements import Sender, heartbeat, ping
 
 
-@pytest.fixture
-def port() -> int:
-    return free_ports(1)[0]
-
-
-@pytest.fixture
-def sender(port: int) -> Iterator[Sender]:
-    made = Sender(port)
-    yield made
-    made.close()
-
-
 async def test_workers_join_drain_and_leave_by_heartbeat(start_fleet: Any, port: int, sender: Sender) -> None:
     async with start_fleet("", heartbeat_port=port) as fleet:
         await sender.beat("10.0.0.1:80")

@@ -14,9 +14,9 @@ from ppd.proxy.config import Mode
 from ppd.proxy.policy import Route
 from ppd.servers.sim.core.config import LoadFailurePolicy
 from ppd.servers.sim.core.counters import Trap
-from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, FaultPhase, Faults, Order
+from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, FaultPhase, Faults
 from ppd.servers.sim.engine.engine import SimEngine
-from tests.e2e.failures.fleet import HASTY, FaultFleet, Seen, Talk
+from tests.e2e.failures.fleet import HASTY, FaultFleet, Seen, Talk, order
 from tests.support.proxy import ADMIN_KEY
 
 HISTORY = "A long history that is dear to compute again. " * 40
@@ -100,10 +100,6 @@ async def test_nothing_is_asked_of_workers_that_do_not_say_that_they_can() -> No
         assert (seen.headers["X-PPD-Route"], seen.headers["X-PPD-Reason"]) == ("SPLIT", "no_handle")
         assert it.handles() == 0
         assert not any(b"return_token_ids" in one.body for one in it.d.received)
-
-
-def order(kind: FaultKind, leg: FaultLeg, phase: FaultPhase = FaultPhase.REQUEST, **rest: Any) -> Faults:
-    return Faults([Order(kind, leg=leg, phase=phase, **rest)])
 
 
 READ, PULL, HEAD = FaultLeg.PREFILL, FaultLeg.DECODE, FaultPhase.HEAD

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from ppd.proxy.config import Mode
-from ppd.servers.fleet.ports import free_ports
 from tests.support.announcements import Sender
-
-
-@pytest.fixture
-def port() -> int:
-    return free_ports(1)[0]
-
-
-@pytest.fixture
-def sender(port: int) -> Iterator[Sender]:
-    made = Sender(port)
-    yield made
-    made.close()
 
 
 async def test_a_stranger_drains_no_worker_of_the_config(start_fleet: Any, port: int, sender: Sender) -> None:

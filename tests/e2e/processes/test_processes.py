@@ -19,10 +19,8 @@ from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import Role
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.launch import running_engine
-from tests.support.processes import proxy_group
+from tests.support.processes import LONG, proxy_group
 from tests.support.serve_program import Program, serving, until
-
-LONG = "A message of some length, so that there are blocks to hold. " * 10
 
 
 @pytest.mark.parametrize("mode", [Mode.ALWAYS_LOCAL, Mode.ALWAYS_SPLIT, Mode.REPLICA])

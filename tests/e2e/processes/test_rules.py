@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,18 +17,12 @@ from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.routing.state import State
 from ppd.servers.sim.core.fault_orders import FaultKind, Faults, Order
 from tests.support.credentials import bearer, client, write_keys
-from tests.support.processes import ProxyGroup, proxy_group
+from tests.support.processes import NUMBERS, ProxyGroup, opener, proxy_group
 from tests.support.proxy import ProxyClient
 
-LONG = "A message of some length, so that there are blocks to hold. " * 10
-NUMBERS = itertools.count()  # no two openers are alike
 REPLICA: dict[str, Any] = {"mode": Mode.REPLICA}
 SPLIT: dict[str, Any] = {"mode": Mode.ALWAYS_SPLIT}
 LASTS = {"stream": True, "ignore_eos": True, "max_tokens": 20_000}
-
-
-async def opener(at: ProxyClient, headers: dict[str, str] | None = None, **body: Any) -> Any:
-    return await at.chat([{"role": "user", "content": f"{next(NUMBERS)} {LONG}"}], headers, **body)
 
 
 @asynccontextmanager

@@ -10,16 +10,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ppd.proxy.config import Mode
-from tests.support.processes import ProxyGroup, proxy_group
+from tests.support.processes import LONG, NUMBERS, ProxyGroup, opener, proxy_group
 from tests.support.proxy import ProxyClient
 
-LONG = "A message of some length, so that there are blocks to hold. " * 10
-NUMBERS = itertools.count()  # no two openers are alike
 REPLICA: dict[str, Any] = {"mode": Mode.REPLICA}
-
-
-async def opener(at: ProxyClient, headers: dict[str, str] | None = None, **body: Any) -> Any:
-    return await at.chat([{"role": "user", "content": f"{next(NUMBERS)} {LONG}"}], headers, **body)
 
 
 async def everywhere(group: ProxyGroup, method: str, path: str) -> list[Any]:

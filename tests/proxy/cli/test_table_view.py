@@ -16,13 +16,11 @@ from ppd.proxy.decision_table.format import (
     Cell,
     ContextClass,
     FailedArms,
-    Provenance,
-    Tpot,
-    Ttft,
     WorkloadType,
 )
 from ppd.proxy.decision_table.score import Weights
 from ppd.proxy.decision_table.table import KIND, VERSION, DecisionTable
+from tests.proxy.decision_table.made_up import ORIGIN, arm
 
 AXES = Axes(
     contexts=(ContextClass(name="small", max_tokens=512, measured_tokens=256),),
@@ -33,28 +31,6 @@ AXES = Axes(
     qps=(0.5, 4.0, 16.0),
     qps_counts="conversations",
 )
-ORIGIN = Provenance(
-    model="Tiny-1B",
-    gpu="GPU",
-    gpu_count=2,
-    engine="sim",
-    engine_version="3",
-    connector="none",
-    date="2026-01-01",
-    source="a test",
-    seeds=(),
-    note="made up",
-    licence="Apache-2.0",
-)
-
-
-def arm(ttft_s: float, tpot_s: float, failures: int = 0) -> Arm:
-    return Arm(
-        n=5,
-        failures=failures,
-        ttft_s=Ttft(mean=ttft_s, p50=ttft_s, p99=ttft_s, std=None),
-        tpot_s=Tpot(mean=tpot_s, p50=None, p99=tpot_s, std=None),
-    )
 
 
 def cell(workload: str, qps: float, split: Arm | None, local: Arm) -> Cell:

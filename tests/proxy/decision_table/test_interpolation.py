@@ -7,25 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppd.proxy.config import Lookup
-from ppd.proxy.decision_table.format import Arm, Axes, Cell, ContextClass, Provenance, Tpot, Ttft, WorkloadType
+from ppd.proxy.decision_table.format import Axes, Cell, ContextClass, WorkloadType
 from ppd.proxy.decision_table.nearest import Around
 from ppd.proxy.decision_table.score import CellKey, Evidence, Verdict, Weights, differences
 from ppd.proxy.decision_table.table import KIND, VERSION, DecisionTable, TableQuery, bundled
+from tests.proxy.decision_table.made_up import ORIGIN, arm
 
 BETWEEN = Lookup.INTERPOLATED
-ORIGIN = Provenance(
-    model="m",
-    gpu="g",
-    gpu_count=1,
-    engine="sim",
-    engine_version="1",
-    connector="nixl",
-    date="2026-01-01",
-    source="a test",
-    seeds=(),
-    note="",
-    licence="",
-)
 AXES = Axes(
     contexts=(
         ContextClass(name="small", max_tokens=500, measured_tokens=100),
@@ -41,15 +29,6 @@ AXES = Axes(
 )
 TABLES = {name: DecisionTable.load(path) for name, path in bundled().items()}
 SCORED = {name: table.scored(Weights(), BETWEEN) for name, table in TABLES.items()}
-
-
-def arm(ttft_s: float, tpot_s: float) -> Arm:
-    return Arm(
-        n=10,
-        failures=0,
-        ttft_s=Ttft(mean=ttft_s, p50=None, p99=None, std=None),
-        tpot_s=Tpot(mean=tpot_s, p50=None, p99=None, std=None),
-    )
 
 
 def table(local: dict[tuple[str, str, float], tuple[float, float]]) -> DecisionTable:

@@ -13,7 +13,6 @@ from ppd.proxy.decision_table.format import (
     Cell,
     ContextClass,
     FailedArms,
-    Provenance,
     Tpot,
     Ttft,
     WorkloadType,
@@ -21,6 +20,7 @@ from ppd.proxy.decision_table.format import (
 from ppd.proxy.decision_table.score import CellKey, Evidence, Verdict, Weights
 from ppd.proxy.decision_table.table import KIND, VERSION, DecisionTable, ScoredTable, TableQuery, bundled, find
 from ppd.proxy.errors import ConfigError, FormatError
+from tests.proxy.decision_table.made_up import ORIGIN, arm
 
 CONTEXTS = (
     ContextClass(name="small", max_tokens=512, measured_tokens=256),
@@ -31,29 +31,7 @@ WORKLOADS = (
     WorkloadType(name="paste", new_tokens=1024, output_tokens=32),
 )
 QPS = (1.0, 2.0, 4.0)
-ORIGIN = Provenance(
-    model="m",
-    gpu="g",
-    gpu_count=1,
-    engine="sim",
-    engine_version="1",
-    connector="nixl",
-    date="2026-01-01",
-    source="a test",
-    seeds=(1, 2),
-    note="",
-    licence="Apache-2.0",
-)
 TABLES = {name: DecisionTable.load(path) for name, path in bundled().items()}
-
-
-def arm(ttft_s: float, tpot_s: float, failures: int = 0) -> Arm:
-    return Arm(
-        n=10,
-        failures=failures,
-        ttft_s=Ttft(mean=ttft_s, p50=ttft_s, p99=2 * ttft_s, std=0.0),
-        tpot_s=Tpot(mean=tpot_s, p50=None, p99=2 * tpot_s, std=None),
-    )
 
 
 def cell(workload: str, qps: float, split: Arm | None, local: Arm | None, failed: FailedArms | None = None) -> Cell:
@@ -116,7 +94,7 @@ def test_each_cell_has_a_line_of_its_own() -> None:
         (b'"version": 1', b'"version": 2', r"version: must be 1, got 2"),
         (b'"version": 1,', b"", r"missing required field `version`"),
         (b'"kind": "ppd-decision-table"', b'"kind": "ppd-grid"', r"kind: must be 'ppd-decision-table', got 'ppd-grid'"),
-        (b'"gpu": "g",', b"", r"missing required field `gpu` - at `\$.provenance`"),
+        (b'"gpu": "GPU",', b"", r"missing required field `gpu` - at `\$.provenance`"),
         (b'"gpu": ', b'"cpu": "", "gpu": ', r"unknown field `cpu` - at `\$.provenance`"),
         (b'"n":10', b'"n":0', r">= 1 - at `\$.cells\[0\].split.n`"),
         (b'"mean":0.2', b'"mean":0', r"> 0.0 - at `\$.cells\[0\].split.ttft_s.mean`"),

@@ -67,8 +67,35 @@ def connection(clock: FakeClock, *, is_tls: bool = False) -> tuple[ConnectionLim
     return ConnectionLimits(transport, PATIENCE, clock, is_tls=is_tls), transport  # type: ignore[arg-type]
 
 
-# What happens, in steps: a number lets seconds pass, "bytes" come, a request "begins" or "ends", the client takes
-# nothing ("stalls"), or the proxy "closes".
+def play(tested: ConnectionLimits, clock: FakeClock, steps: list[str | float]) -> None:
+    """A number lets seconds pass, "bytes" come, a request "begins" or "ends", the client takes nothing ("stalls"), or
+    the proxy "closes"."""
+    plain, multiplexed = FakeRequest(), FakeRequest(is_multiplexed=True)
+    for step in steps:
+        match step:
+            case "bytes":
+                tested.heard()
+            case "begins":
+                tested.began(plain)
+            case "begins h2":
+                tested.began(multiplexed)
+            case "ends":
+                tested.ended(plain, left=False)
+            case "ends h2":
+                tested.ended(multiplexed, left=False)
+            case "stalls":
+                tested.is_stalled = True
+            case "closes":
+                tested.close(CLOSE_S)
+            case "closes gently":
+                tested.close_gently(is_read=True)
+            case float(seconds):
+                clock.advance(seconds)
+                tested.close_if_overdue()
+            case _:
+                raise ValueError(step)
+
+
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
@@ -92,28 +119,9 @@ def connection(clock: FakeClock, *, is_tls: bool = False) -> tuple[ConnectionLim
         ([10.0, 5.0], "aborted"),  # its client does not take the rest
     ],
 )
-def test_a_connection_is_closed_when_its_client_is_late(clock: FakeClock, steps: list[object], said: str) -> None:
+def test_a_connection_is_closed_when_its_client_is_late(clock: FakeClock, steps: list[str | float], said: str) -> None:
     tested, transport = connection(clock)
-    plain, multiplexed = FakeRequest(), FakeRequest(is_multiplexed=True)
-    for step in steps:
-        match step:
-            case "bytes":
-                tested.heard()
-            case "begins":
-                tested.began(plain)
-            case "begins h2":
-                tested.began(multiplexed)
-            case "ends":
-                tested.ended(plain, left=False)
-            case "ends h2":
-                tested.ended(multiplexed, left=False)
-            case "stalls":
-                tested.is_stalled = True
-            case "closes":
-                tested.close(CLOSE_S)
-            case float(seconds):
-                clock.advance(seconds)
-                tested.close_if_overdue()
+    play(tested, clock, steps)
     assert transport.said == said
 
 
@@ -350,32 +358,13 @@ def test_a_connection_that_made_room_is_gone_in_time_whatever_its_client_had_sen
         (["begins", "begins h2", "ends", "ends h2"], True),
         (["bytes", "begins", "closes", "ends"], False),
         (["bytes", "begins", "ends", "closes gently"], False),
-        (["overdue"], False),
+        ([1000.0], False),
     ],
 )
-def test_a_connection_without_a_request_is_idle(clock: FakeClock, steps: list[str], is_idle: bool) -> None:
+def test_a_connection_without_a_request_is_idle(clock: FakeClock, steps: list[str | float], is_idle: bool) -> None:
     idle, transport = IdleConnections(), FakeTransport()
     tested = ConnectionLimits(transport, PATIENCE, clock, address="a", idle=idle)  # type: ignore[arg-type]
-    plain, multiplexed = FakeRequest(), FakeRequest(is_multiplexed=True)
-    for step in steps:
-        match step:
-            case "bytes":
-                tested.heard()
-            case "begins":
-                tested.began(plain)
-            case "begins h2":
-                tested.began(multiplexed)
-            case "ends":
-                tested.ended(plain, left=False)
-            case "ends h2":
-                tested.ended(multiplexed, left=False)
-            case "closes":
-                tested.close(1.0)
-            case "closes gently":
-                tested.close_gently(is_read=True)
-            case "overdue":
-                clock.advance(1000)
-                tested.close_if_overdue()
+    play(tested, clock, steps)
     assert idle.evict("a") == is_idle
     assert not idle.evict()
 

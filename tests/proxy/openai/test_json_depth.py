@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ppd.proxy.errors import RequestError
 from ppd.proxy.openai.units import check_depth, is_deeper
-from tests.support.requests import CHAT, parse_bytes
+from tests.support.requests import CHAT, depth_of, parse_bytes
 
 
 def is_refused(body: bytes, limit: int) -> bool:
@@ -20,11 +20,6 @@ def is_refused(body: bytes, limit: int) -> bool:
     except RequestError:
         return True
     return False
-
-
-def depth_of(value: Any) -> int:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    return 0 if inner is None else 1 + max(map(depth_of, inner), default=0)
 
 
 @pytest.mark.parametrize(

@@ -3,31 +3,9 @@ from __future__ import annotations
 import pytest
 
 from ppd.offline.report.analysis.tradeoff import by_topology, trade_off, trade_offs
-from ppd.proxy.decision_table.format import Arm, Axes, Cell, ContextClass, Provenance, Tpot, Ttft, WorkloadType
+from ppd.proxy.decision_table.format import Axes, Cell, ContextClass, WorkloadType
 from ppd.proxy.decision_table.table import DecisionTable
-
-PROVENANCE = Provenance(
-    model="m",
-    gpu="g",
-    gpu_count=4,
-    engine="e",
-    engine_version="1",
-    connector="c",
-    date="2026-01-01",
-    source="s",
-    seeds=(),
-    note="",
-    licence="",
-)
-
-
-def arm(ttft_s: float, tpot_s: float) -> Arm:
-    return Arm(
-        n=10,
-        failures=0,
-        ttft_s=Ttft(mean=ttft_s, p50=ttft_s, p99=ttft_s, std=None),
-        tpot_s=Tpot(mean=tpot_s, p50=tpot_s, p99=tpot_s, std=None),
-    )
+from tests.proxy.decision_table.made_up import ORIGIN, arm
 
 
 def table(name: str = "t-2P_2D") -> DecisionTable:
@@ -39,7 +17,7 @@ def table(name: str = "t-2P_2D") -> DecisionTable:
         kind="ppd-decision-table",
         name=name,
         topology="2P_2D",
-        provenance=PROVENANCE,
+        provenance=ORIGIN,
         axes=Axes(
             contexts=(ContextClass(name="small", max_tokens=512, measured_tokens=256),),
             workloads=tuple(WorkloadType(name=k, new_tokens=n, output_tokens=o) for k, (n, o) in kinds.items()),

@@ -151,7 +151,9 @@ class HandoffRelease:
         assert attempt.decision.prefill is not None and attempt.handoff is not None, "there is something to release"
         if not CONNECTORS[attempt.decision.prefill.worker.connector].needs_handoff:
             return
-        tried = set[WorkerId]() if attempt.call is None else {attempt.decision.decode.id}
+        tried = set[WorkerId]()
+        if attempt.leg is not None and attempt.leg.error is not None:
+            tried.add(attempt.decision.decode.id)
         async with self._places:
             for _ in range(MOST_TAKERS):
                 decode = self._taker(attempt, tried)
@@ -200,13 +202,13 @@ class HandoffRelease:
             self._registry.release(decode.id, used)
 
     def _taker(self, attempt: Attempt, tried: Set[WorkerId]) -> WorkerView | None:
-        """The turn's own D unless that was tried, else the least loaded one that can pair with this P or lender.
+        """The turn's own D, else the least loaded one that can pair with this P or lender.
 
-        Those that fail turns come last. An R is asked only where the turn's own is one: others may have no connector,
-        whatever was said of them.
+        The own one comes last where it was slow to let the proxy in, as in a TLS handshake, and so do those that fail
+        turns. An R is asked only where the turn's own is one: others may have no connector, whatever was said of them.
         """
         prefill, own = attempt.decision.prefill, attempt.decision.decode
-        failing = self._health.breakers.blocked(self._now())
+        failing, is_slow = self._health.breakers.blocked(self._now()), attempt.call is not None
         able = [
             view
             for view in self._registry.views()
@@ -214,7 +216,9 @@ class HandoffRelease:
             if prefill is not None and can_pair(prefill.worker, view.worker) and view.id != prefill.id
             if not view.worker.has_sidecar and view.id not in tried
         ]
-        return min(able, key=lambda view: (view.id in failing, view.id != own.id, view.requests), default=None)
+        return min(
+            able, key=lambda view: (view.id in failing, (view.id == own.id) is is_slow, view.requests), default=None
+        )
 
 
 def _loop_s() -> float:

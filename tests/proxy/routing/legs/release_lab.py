@@ -14,11 +14,13 @@ from aiohttp.test_utils import TestServer
 
 from ppd.proxy.assembly import Proxy
 from ppd.proxy.connectors.leg import Handoff
-from ppd.proxy.failures import Leg
+from ppd.proxy.errors import LegError
+from ppd.proxy.failures import Cause, Leg, Phase
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.leg_moves import LegOrder, Legs, LegsEvent
 from ppd.proxy.routing.attempt import Attempt, OpenAnswer
+from ppd.proxy.telemetry.receipts import LegRecord
 from ppd.proxy.upstream.call import Call
 from tests.support.attempts import decision, running
 
@@ -119,9 +121,18 @@ def tell(made: Attempt, event: LegsEvent) -> None:
     made.legs.take(event)
 
 
+def unreached(made: Attempt) -> LegError:
+    """As its D's leg has failed."""
+    decode = made.decision.decode
+    made.call, exc = Call(decode.worker), LegError("", worker=decode.id, phase=Phase.CONNECT, cause=Cause.REFUSED)
+    made.leg = LegRecord(kind=Leg.DECODE, worker=decode.name, address=decode.id, started_s=0.0)
+    made.leg.fail(exc)
+    return exc
+
+
 async def released(lab: Lab, made: Attempt) -> int:
     lab.announce(made)
-    made.call = Call(made.decision.decode.worker)
+    unreached(made)
     lab.proxy.handoff_release.release(made)
     await lab.wound_up()
     return lab.outstanding()

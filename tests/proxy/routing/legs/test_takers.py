@@ -12,8 +12,8 @@ from ppd.proxy.connectors.leg import Handoff
 from ppd.proxy.connectors.nixl import READS_BACK
 from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Leg, Phase
-from ppd.proxy.upstream.call import Call, Expiry
-from tests.proxy.routing.legs.release_lab import Lab, released
+from ppd.proxy.upstream.call import Expiry
+from tests.proxy.routing.legs.release_lab import Lab, released, unreached
 
 pytestmark = pytest.mark.slow
 
@@ -134,7 +134,7 @@ async def test_a_connector_that_pins_nothing_has_nothing_to_release(lab: Lab) ->
     await lab.decode("D2", connector="none")
     made = lab.running(d1, p)
     made.handoff = Handoff({}, 10, None)
-    made.call = Call(d1.worker)
+    unreached(made)
     lab.proxy.handoff_release.release(made)
     await lab.wound_up()
     assert lab.asked["D2"] == []
@@ -147,7 +147,7 @@ async def test_a_crowd_that_leaves_comes_in_small_groups(lab: Lab, monkeypatch: 
     for _ in range(12):
         made = lab.running(d1)
         lab.announce(made)
-        made.call = Call(d1.worker)
+        unreached(made)
         lab.proxy.handoff_release.release(made)
     await lab.wound_up()
     asked = [len(lab.asked[name]) for name in ("D3", "D4")]

@@ -26,7 +26,7 @@ class AccessRecord:
     """One request while it is under way."""
 
     method: str
-    path: str  # without its query, which may hold anything
+    path: str  # without its query, which may hold anything; empty: it asked for no path
     started_s: float
     status: int = 0  # 0: no answer has begun
     client: str = ""  # the name of its key
@@ -58,7 +58,8 @@ class AccessLog:
         return self._lines.lost
 
     def opened(self, method: str, path: str) -> AccessRecord:
-        return AccessRecord(method, path[:SHOWN_CHARACTERS], self._now())
+        shown = path[:SHOWN_CHARACTERS] if path[:1] == "/" else ""  # a whole URL may hold a password
+        return AccessRecord(method, shown, self._now())
 
     def closed(self, record: AccessRecord, ended: str, at_s: float | None = None) -> None:
         """ended: completed, left or cut. at_s: when, by this log's clock, if not just now."""

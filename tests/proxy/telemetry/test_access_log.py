@@ -117,6 +117,13 @@ def test_what_is_not_known_is_left_out() -> None:
     assert line == {"status": 200, "method": "POST", "path": "/health", "outcome": "completed"}
 
 
+@pytest.mark.parametrize("target", ["http://user:secret@host/v1/models", "host:443", "*", ""])
+def test_what_is_asked_for_in_place_of_a_path_is_left_out(target: str) -> None:
+    """The URL of a client that takes the proxy for a forward proxy may hold a password."""
+    line = logged(path=target, status=400)
+    assert line == {"status": 400, "method": "POST", "outcome": "rejected"}
+
+
 def test_what_a_client_chose_is_cut_and_makes_no_line_of_its_own() -> None:
     line = logged(path="/" + "a" * 1000, status=404, model="m" * 10_000)
     assert len(line["path"]) == len(line["model"]) == 200

@@ -61,11 +61,11 @@ def run(config_path: Path | None, check_only: bool, **flags: object) -> None:
 def _start(settings: Settings) -> None:
     config = settings.config
     limit_heap()
-    raise_open_files_limit()
     ignore_hangups()
     fill_standard_streams()
     is_alone = config.processes == 1
     try:
+        raise_open_files_limit()
         check_threads()
         output = log_to_stderr(config, has_threads=is_alone)
         with listen(config) as listening:

@@ -5,7 +5,7 @@ help, its row in docs/configuration.md (`python -m ppd.proxy.config.reference do
 the JSON Schema follow.
 """
 
-from .addresses import ANY_ORIGIN, PORT_PATTERN, host_and_port, is_ipv6, is_loopback
+from .addresses import ANY_ORIGIN, PORT_PATTERN, cannot_listen, host_and_port, is_ipv6, is_loopback
 from .choices import (
     AccessFormat,
     DataPlane,
@@ -53,6 +53,7 @@ __all__ = [
     "ZeroMeans",
     "all_of",
     "build",
+    "cannot_listen",
     "convert",
     "host_and_port",
     "is_ipv6",

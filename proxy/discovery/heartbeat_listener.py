@@ -19,8 +19,8 @@ import zmq.asyncio
 import zmq.auth
 from zmq.auth.asyncio import AsyncioAuthenticator
 
-from ..config import ProxyConfig, host_and_port, refused
-from ..errors import ConfigError, FormatError
+from ..config import ProxyConfig, cannot_listen, host_and_port, refused
+from ..errors import FormatError
 from ..fleet.registry import Registry
 from ..fleet.worker import Announcement, Source, WorkerId
 from ..runtime.accept_filter import take_from
@@ -181,7 +181,7 @@ class HeartbeatListener:
             socket.bind(endpoint)
         except zmq.ZMQError as exc:
             socket.close()
-            raise ConfigError(f"{key} = {port}: must be a free port on {host} ({exc.strerror})", param=key) from exc
+            raise cannot_listen(key, port, "heartbeat_host", host, exc) from exc
         return socket
 
     def _require_keys(self, socket: zmq.asyncio.Socket) -> None:

@@ -15,7 +15,7 @@ from .. import plane
 from ..app.client_routes import create_app
 from ..assembly import Proxy
 from ..bodies.body_memory import BodyMemory
-from ..config import DataPlane, ProxyConfig
+from ..config import DataPlane, ProxyConfig, cannot_listen
 from ..errors import ConfigError
 from ..routing.service import TurnService
 from ..routing.state import State
@@ -43,24 +43,23 @@ def listen(config: ProxyConfig) -> socket.socket:
         listening.listen(BACKLOG)
     except OSError as exc:
         listening.close()
-        raise ConfigError(
-            f"port = {config.port}: must be a free port on {config.host} ({exc.strerror})", param="port"
-        ) from exc
+        raise cannot_listen("port", config.port, "host", config.host, exc) from exc
     return listening
 
 
 def check_others_free(config: ProxyConfig) -> None:
     """ConfigError if another port than the clients' is in use. Of several processes each would say so for itself, and
     how it ends; so they are asked for before there are any."""
-    for key, host in (
-        ("heartbeat_port", config.heartbeat_host),
-        ("curve_port", config.heartbeat_host),
-        ("picker_port", config.picker_host),
-        ("picker_health_port", config.picker_host),
+    for key, host_key in (
+        ("heartbeat_port", "heartbeat_host"),
+        ("curve_port", "heartbeat_host"),
+        ("picker_port", "picker_host"),
+        ("picker_health_port", "picker_host"),
     ):
-        error = bind_error(host, port := getattr(config, key))
+        host, port = getattr(config, host_key), getattr(config, key)
+        error = bind_error(host, port)
         if error is not None and error.errno == errno.EADDRINUSE:  # else it may be a name that only ZeroMQ knows
-            raise ConfigError(f"{key} = {port}: must be a free port on {host} ({error.strerror})", param=key)
+            raise cannot_listen(key, port, host_key, host, error)
 
 
 def bind_error(host: str, port: int) -> OSError | None:

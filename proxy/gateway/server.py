@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..app.client_routes import is_ready
 from ..assembly import Proxy
-from ..errors import ConfigError
+from ..config import cannot_listen
 from ..runtime.process_limits import open_files_limit, share_of_gateways
 from ..runtime.tasks import Background
 from .health import EXTERNAL_PROCESSOR, HealthCheck, HealthWatch
@@ -95,7 +95,5 @@ class Gateway:
                 reuse_port=config.processes > 1,
             )
         except OSError as exc:
-            raise ConfigError(
-                f"{key} = {port}: must be a free port on {config.picker_host} ({exc.strerror})", param=key
-            ) from exc
+            raise cannot_listen(key, port, "picker_host", config.picker_host, exc) from exc
         self._servers.append(server)

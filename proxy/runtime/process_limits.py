@@ -72,10 +72,18 @@ def check_threads(start: Callable[[threading.Thread], None] = threading.Thread.s
 
 
 def raise_open_files_limit() -> None:
-    """Raises the soft limit of open files to the hard one. The usual 1024 is for programs that use select()."""
+    """Raises the soft limit of open files to the hard one. The usual 1024 is for programs that use select().
+
+    ConfigError where not one client's turn could have its files.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # macOS names a hard limit that it does not grant
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if (limit := open_files_limit()) < (least := _RESERVE + _A_TURN_NEEDS):
+        raise ConfigError(
+            f"the proxy may have {limit} files open, and needs {least} at least, and {_A_TURN_NEEDS} more for each "
+            "further client: raise the limit of its user (ulimit -n) or service (LimitNOFILE)"
+        )
 
 
 def open_files_limit() -> int:

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
+from ppd.proxy.config import cannot_listen
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
 
@@ -25,9 +26,10 @@ def check_free(port: int, param: str, host: str = HOST) -> None:
     try:
         _listen(host, port)
     except OSError as exc:
-        flag = param.replace("_", "-")
-        said = f"{param} = {port}: must be a free port on {host} ({exc.strerror}); --{flag} takes another"
-        raise ConfigError(said, param=param) from exc
+        error = cannot_listen(param, port, "host", host, exc)
+        if error.param == param:
+            error = ConfigError(f"{error}; --{param.replace('_', '-')} takes another", param=param)
+        raise error from exc
 
 
 def check_workers_free(workers: Mapping[Role, int], port_offset: int, *, with_sidecars: bool = False) -> None:

@@ -9,8 +9,6 @@ holds. `templates` write the prompt of a conversation.
 
 from __future__ import annotations
 
-import os
-import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
@@ -20,7 +18,7 @@ import aiohttp
 import zmq
 from aiohttp import web
 
-from ppd.proxy.config import host_and_port
+from ppd.proxy.config import cannot_listen, host_and_port
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
 
@@ -110,10 +108,6 @@ async def _serve(
     try:
         await listener.open()
     except OSError as exc:
-        if isinstance(exc, socket.gaierror):
-            told = f"host = {config.host!r}: must be a name or an address of this machine ({exc.strerror})"
-            raise ConfigError(told, param="host") from exc
         param = "port" if port == config.port else "side_channel_port"
-        why = os.strerror(exc.errno) if exc.errno else exc  # asyncio puts the address in its own words
-        raise ConfigError(f"{param} = {port}: must be a free port on {config.host} ({why})", param=param) from exc
+        raise cannot_listen(param, port, "host", config.host, exc) from exc
     return listener

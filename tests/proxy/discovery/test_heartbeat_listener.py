@@ -149,8 +149,19 @@ async def test_an_agent_announces_its_worker_over_ipv6(host: str, clock: FakeClo
         bench.listener.close()
 
 
-@pytest.mark.parametrize(("host", "why"), [("127.0.0.1", "Address already in use"), ("*.", "")])
-async def test_a_port_that_cannot_be_bound_is_named_with_its_host(host: str, why: str, clock: FakeClock) -> None:
+@pytest.mark.parametrize(
+    ("host", "key", "said"),
+    [
+        ("127.0.0.1", "heartbeat_port", "must be a free port on 127.0.0.1 (Address already in use)"),
+        (
+            "192.0.2.1",
+            "heartbeat_host",
+            "must be a name or an address of this machine (Cannot assign requested address)",
+        ),
+        ("*.", "heartbeat_host", "must be a name or an address of this machine ("),
+    ],
+)
+async def test_what_keeps_a_port_from_being_bound_is_named(host: str, key: str, said: str, clock: FakeClock) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -159,7 +170,9 @@ async def test_a_port_that_cannot_be_bound_is_named_with_its_host(host: str, why
         with pytest.raises(ConfigError) as caught:
             bench.listener.open()
         bench.listener.close()
-    assert str(caught.value).startswith(f"heartbeat_port = {port}: must be a free port on {host} ({why}")
+    told = {"heartbeat_port": port, "heartbeat_host": repr(host)}[key]
+    assert str(caught.value).startswith(f"{key} = {told}: {said}")
+    assert caught.value.param == key
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import resource
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
@@ -31,6 +32,14 @@ def test_the_soft_limit_is_raised_to_the_hard_one(hard: int) -> None:
     raise_open_files_limit()
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     assert open_files_limit() == (sys.maxsize if hard == resource.RLIM_INFINITY else hard)
+
+
+@pytest.mark.parametrize(("files", "is_enough"), [(130, False), (131, True)])
+def test_too_few_files_for_one_client_are_told_of(files: int, is_enough: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    with nullcontext() if is_enough else pytest.raises(ConfigError, match=r"needs 131 at least.*ulimit -n"):
+        raise_open_files_limit()
 
 
 @pytest.mark.parametrize(("files", "share"), [(1024, 298), (431, 101), (430, 100), (134, 2), (128, 1), (20, 1)])

@@ -20,6 +20,7 @@ from .shapes import (
     Content,
     Members,
     PromptFunction,
+    PromptMessage,
     content_of,
     part_text,
     read,
@@ -66,6 +67,9 @@ class UnitContent:
             self.add_call(unit, call.id, call.function or call.custom)
         if message.function_call is not None:
             self.add_call(unit, None, message.function_call)
+        if isinstance(message, PromptMessage):
+            for name, said in message.rendered.items():
+                unit.add_part(b"M", self._hasher.key(b"M", name, said), len(said))
 
     def add(self, unit: Unit, content: Content, *, system: bool = False) -> None:
         for part in (content,) if isinstance(content, str) else content or ():

@@ -54,12 +54,25 @@ class PromptMessage(msgspec.Struct, kw_only=True):
     function_call: PromptFunction | None = None
     reasoning: msgspec.Raw = ABSENT
     reasoning_content: msgspec.Raw = ABSENT
+    tools: msgspec.Raw = ABSENT
+    task: msgspec.Raw = ABSENT
+
+    @property
+    def rendered(self) -> dict[str, bytes]:
+        """What DeepSeek's renderers in vLLM take from a message besides what it says; of tools from a developer's alone.
+
+        Each in one form, without what renders to nothing.
+        """
+        if self.tools is self.task is ABSENT:
+            return {}
+        found = {"tools": self.tools if self.role == "developer" else ABSENT, "task": self.task}
+        return {name: said for name, raw in found.items() if bytes(raw) and (said := canonical(name, bytes(raw)))}
 
     @property
     def utf8(self) -> bytes | None:
         """Its text, if it is one and nothing else."""
         content = self.content
-        if type(content) is not str or self.tool_calls or self.function_call:
+        if type(content) is not str or self.tool_calls or self.function_call or self.rendered:
             return None
         return content.encode("utf-8", "surrogatepass")
 

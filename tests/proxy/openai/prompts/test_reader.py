@@ -33,6 +33,10 @@ from tests.support.requests import (
 # -- what makes two prompts one
 
 
+def developer(**members: Any) -> dict[str, Any]:
+    return {"role": "developer", "content": "hi", **members}
+
+
 SAME = {
     "a string and its one text part": ([user("hi")], [user([text("hi")])]),
     "a part that is a bare string": ([user("hi")], [user(["hi"])]),
@@ -69,6 +73,8 @@ SAME = {
         [user([{"type": "image_url", "image_url": "http://x/y.png"}])],
         [user([image("http://x/y.png", detail="auto")])],
     ),
+    "tools of a message that no template reads": ([user("hi", tools=[{"name": "f"}])], [user("hi")]),
+    "no tools of a developer's message": ([developer(tools=[], task=None)], [developer(tools=None)]),
     "a client's names of media": ([user([{**image("u"), "uuid": "1"}])], [user([{**image("u"), "uuid": "2"}])]),
 }
 
@@ -98,6 +104,10 @@ DIFFERENT = {
         [{"role": "tool", "content": "4", "tool_call_id": "c1"}],
         [{"role": "tool", "content": "4", "tool_call_id": "c2"}],
     ),
+    "tools of a developer's message": ([developer(tools=[{"name": "f"}])], [developer(tools=[{"name": "g"}])]),
+    "its tools and none": ([developer(tools=[{"name": "f"}])], [developer()]),
+    "the task of a message": ([user("hi", task="title")], [user("hi", task="query")]),
+    "its task and none": ([user("hi", task="title")], [user("hi")]),
     "a call and its text": ([assistant(tool_calls=[call()])], [assistant("f{}")]),
 }
 

@@ -1,8 +1,8 @@
 """Reads each endpoint's prompt into a chain of hashes: one for each tool, the system's text, and each message or item.
 
 Hashed is what a chat template renders: role, name, text, tool calls and results, media by content, a developer's tools.
-Not hashed are members that are null or absent, `cache_control` (clients move it from turn to turn), ids and states that a
-server gave its own items, ids of tool calls (see `message_units`), and reasoning, which most templates leave out of
+Not hashed are members that are null or absent, `cache_control` (clients move it from turn to turn), ids and states that
+a server gave its own items, ids of tool calls (see `message_units`), and reasoning, which most templates leave out of
 earlier turns and many clients do not send back.
 A string and a list with that one text are the same content; two texts are never the same as their concatenation.
 """

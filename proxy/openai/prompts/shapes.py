@@ -59,9 +59,9 @@ class PromptMessage(msgspec.Struct, kw_only=True):
 
     @property
     def rendered(self) -> dict[str, bytes]:
-        """What DeepSeek's renderers in vLLM take from a message besides what it says; of tools from a developer's alone.
+        """What vLLM's renderers take from a message besides what it says, in one form; tools from a developer's alone.
 
-        Each in one form, without what renders to nothing.
+        Source: `renderers/chat_utils.py` of vLLM 0.32, for DeepSeek's models.
         """
         if self.tools is self.task is ABSENT:
             return {}

@@ -108,6 +108,7 @@ async def test_of_a_dead_worker_the_next_best_serves_and_is_learnt_of(tmp_path: 
         apart = {**force, "X-PPD-Force-Route": "REPLICA", "Authorization": "Bearer another"}
         chat, alone = Chat(envoy, headers=force), Chat(fleet, headers=apart)
         await until_envoy_knows(fleet.session, admin, 3)
+        await fleet.settle()  # no probe of those that have just come is still ahead
         before = await hear(fleet, envoy)
         first = await chat.say(LONG, max_tokens=20)
         await alone.say(LONG, max_tokens=20)
@@ -140,6 +141,7 @@ async def test_encoders_that_the_picker_chooses_encode_for_the_sidecars_turns(tm
         engine = await fleet.start("D1")
         async with sidecar_before(engine.address, fleet.proxy) as sidecar:
             await fleet.join("D1", engine, sidecar)
+            await fleet.settle()
             alone = Chat(fleet, headers={"X-Admin-Key": "operator", "X-PPD-Force-Route": "REPLICA"})
             expected = (await alone.say(asks(picture(1)), max_tokens=20)).text
             before = fleet.engines["E1"].encoder.encoded

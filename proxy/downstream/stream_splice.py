@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 from .. import plane
@@ -27,7 +28,7 @@ class Receiver(Protocol):
 
     def send(self, data: bytes, *, is_last: bool = False) -> None: ...
 
-    def finish(self) -> None: ...  # the last was sent
+    def finish(self, noted: Callable[[], None]) -> None: ...  # the last was sent; calls `noted`
 
     def fail(self) -> None: ...  # the stream can't be completed
 
@@ -162,8 +163,7 @@ class Splice:
 
     def _send_last(self, data: bytes) -> None:
         self._receiver.send(data, is_last=True)
-        self._written()  # before the client's next request on this connection is begun
-        self._receiver.finish()
+        self._receiver.finish(self._written)  # which it calls before the client's next request on this connection
 
     def _written(self) -> None:
         try:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum
-
-import msgspec
 
 from .. import plane
 from ..admission.web_pages import Headers
@@ -33,6 +32,7 @@ from .http1_connection import ClientConnection
 from .limits import OpenRequests
 from .request_head import RequestHead
 from .stream_splice import SilenceWatch, Splice
+from .turn_reading import TurnReading
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +45,13 @@ class _State(Enum):
     ASKING = "asking"  # a task awaits the turn service
     WITHHOLDING = "withholding"  # the key was wrong: the answer waits
     STREAMING = "streaming"  # the answer goes out in pieces
+    WRITTEN = "written"  # all of it; what it teaches is noted next
     OVER = "over"
 
 
 # Looking up an enum's members by name is slow.
 _WAITING, _READING, _ASKING = _State.WAITING, _State.READING, _State.ASKING
-_WITHHOLDING, _STREAMING, _OVER = _State.WITHHOLDING, _State.STREAMING, _State.OVER
+_WITHHOLDING, _STREAMING, _WRITTEN, _OVER = _State.WITHHOLDING, _State.STREAMING, _State.WRITTEN, _State.OVER
 _WRONG_KEY = 401
 
 
@@ -62,21 +63,6 @@ class TurnSite:
     service: TurnService
     silence: SilenceWatch
     body_limit_bytes: int
-
-
-class _Reading(msgspec.Struct):
-    """A request while it is read and answered. A stream may then be open for long without it."""
-
-    head: RequestHead | None  # None: the request has come completely
-    received: ReceivedBody
-    memory: BodyRoom
-    more: Headers  # of whatever answer
-    caller: Caller | None = None
-    waits_for_room: bool = False
-    expects_continue: bool = False
-    is_whole: bool = False  # it has come completely
-    is_compressed: bool = False
-    refused: PPDError | None = None  # an error that came before `begin`
 
 
 class TurnExchange:
@@ -102,7 +88,7 @@ class TurnExchange:
         self.is_draining = False
         self.record: AccessRecord | None = None
         self._connection = connection
-        self._reading: _Reading | None = _Reading(head, ReceivedBody(), room, more)  # None once an answer has begun
+        self._reading: TurnReading | None = TurnReading(head, ReceivedBody(), room, more)  # None once it is answered
         self._is_old, self._may_keep_alive = head.is_old, head.keeps_alive
         self._endpoint = endpoint
         self._site = site
@@ -177,7 +163,7 @@ class TurnExchange:
             if self._state is _READING and not reading.waits_for_room:
                 self._start(reading)
 
-    def _has_room(self, reading: _Reading, size: int) -> bool:
+    def _has_room(self, reading: TurnReading, size: int) -> bool:
         """Otherwise the client is not read until there is room, or the request refused."""
         try:
             has_room = reading.memory.want(size, self._room_came, self.refuse)
@@ -196,20 +182,20 @@ class TurnExchange:
             self._connection.read_on()
             self._go_on(reading)
 
-    def _go_on(self, reading: _Reading) -> None:
+    def _go_on(self, reading: TurnReading) -> None:
         if reading.is_whole:
             self._start(reading)
         elif reading.expects_continue:
             reading.expects_continue = False
             self._connection.write(response.CONTINUE)
 
-    def _start(self, reading: _Reading) -> None:
+    def _start(self, reading: TurnReading) -> None:
         self._state, reading.head = _ASKING, None
         self._task = self._connection.loop.create_task(self._answer(reading))
 
     # -- the answer
 
-    async def _answer(self, reading: _Reading) -> None:
+    async def _answer(self, reading: TurnReading) -> None:
         caller = reading.caller
         assert caller is not None, "it was let in"
         body = reading.received.take()
@@ -218,7 +204,7 @@ class TurnExchange:
                 reply = await self._reply_to_compressed(caller, body, reading.memory)
             else:
                 reply = await self._site.service.answer(caller, body)
-            if self._state is _OVER:
+            if self._state in (_WRITTEN, _OVER):
                 reply.written()
                 if not isinstance(reply.body, bytes):
                     reply.body.abandon()
@@ -261,7 +247,7 @@ class TurnExchange:
                     await self._room.wait()
         body.abandon()
         self.send(b"", is_last=True)
-        self.finish()
+        self._finish()
 
     # -- writing
 
@@ -283,7 +269,7 @@ class TurnExchange:
 
     def fail(self) -> None:
         self._connection.abort()
-        self._give_up(left=True)
+        self.leave()
 
     def refuse(self, error: PPDError) -> None:
         reading = self._reading
@@ -310,9 +296,10 @@ class TurnExchange:
         assert isinstance(reply.body, bytes), "the answer is whole"
         try:
             self._connection.write(self._answer_head(reply, len(reply.body)) + reply.body)
-        finally:
+        except BaseException:
             reply.written()
-        self.finish()
+            raise
+        self.finish(reply.written)
 
     def _answer_head(self, reply: TurnReply, size: int | None) -> bytes:
         if self.record is not None:
@@ -325,20 +312,26 @@ class TurnExchange:
     # -- the end
 
     def leave(self) -> None:
-        self._give_up(left=True)
+        if self._state is not _WRITTEN:
+            held = self._held()
+            self._over(left=True)
+            _abandon(*held)
 
     def cut(self) -> None:
         """An answer that has not begun becomes an error; a stream ends with an error event if it can take one."""
         self.is_draining = True
+        if self._state is _WRITTEN:
+            return
         held = self._held()
         if self._state in (_READING, _ASKING, _WITHHOLDING):
             self._reply(error_reply(draining(), self._endpoint))
         elif self._state is _STREAMING and self._is_event_stream and self._is_between_events:
             self.send(broken_off(self._endpoint, draining().message, 503), is_last=True)
-            self.finish(left=True)
+            self._finish(left=True)
         else:
             self._connection.abort()
-        self._over(left=True)
+        if self._state is not _WRITTEN:
+            self._over(left=True)
         _abandon(*held)
 
     def pause(self) -> None:
@@ -353,15 +346,24 @@ class TurnExchange:
         if self._splice is not None:
             self._splice.resume()
 
-    def finish(self, *, left: bool = False) -> None:
-        """The last was written; the next exchange of the connection may begin."""
+    def finish(self, noted: Callable[[], None]) -> None:
+        """The last was written. What it teaches is noted once the other answers of this round are written too, one
+        after the other, as that takes less."""
+        self._state = _WRITTEN
+        self._connection.loop.call_soon(self._noted, noted)
+
+    def _noted(self, noted: Callable[[], None]) -> None:
+        noted()
+        try:
+            self._finish()
+        except Exception:
+            log.exception("a connection could not go on")
+            self._connection.abort()
+
+    def _finish(self, *, left: bool = False) -> None:
+        """The next exchange of the connection may begin."""
         self._over(left=left)
         self._connection.finished(keeps_alive=self._may_keep_alive and not self.is_draining)
-
-    def _give_up(self, *, left: bool) -> None:
-        held = self._held()
-        self._over(left=left)
-        _abandon(*held)
 
     def _held(self) -> tuple[asyncio.Task[None] | None, Splice | None, StreamedBody | None]:
         return self._task, self._splice, self._body

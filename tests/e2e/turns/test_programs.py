@@ -278,7 +278,7 @@ async def test_up_behind_envoy_splits_stays_and_ends_whole(tmp_path: Path) -> No
         (("serve", "--config", "missing.toml"), "missing.toml"),
         (("serve", "--workers", "X=1"), "ROLE=host:port"),
         (("serve", "--port", str(PORT + 1), "--heartbeat-host", "127.0.0.256"), "heartbeat_open = true"),
-        (("serve", "--port", str(PORT + 1), "--heartbeat-host", "*.", "--heartbeat-open"), "heartbeat_port"),
+        (("serve", "--port", str(PORT + 1), "--heartbeat-host", "*.", "--heartbeat-open"), "heartbeat_host"),
         (("agent", "--role", "Q"), "'P', 'D', 'R'"),
         (("agent", "--role", "P", "--attach", "nowhere"), "http://host:port"),
         (("agent", "--role", "P", "--engine", "vllm"), "model"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -19,10 +20,13 @@ from ppd.proxy.downstream.http1_server import Http1Server
 from ppd.proxy.downstream.limits import ConnectionLimits, Patience
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.settings import Settings
+from ppd.proxy.telemetry.access_log import AccessLog
+from tests.proxy.telemetry.test_access_log import Kept
 
 PATH = "/v1/chat/completions"
 USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}
 LAST = b"[DONE]"  # of a stream; of a whole answer its last member is as good
+ABORTED = b"aborted"  # in place of what else a client is sent
 PAUSE_S = 0.02  # so that a worker's pieces come one by one
 Told = list[tuple[bytes, int]]
 """What a client was sent, and how many sessions were known by then."""
@@ -68,7 +72,8 @@ class Transport:
     def is_closing(self) -> bool:
         return False
 
-    def abort(self) -> None: ...
+    def abort(self) -> None:
+        self.write(ABORTED)
 
     def resume_reading(self) -> None: ...
 
@@ -87,15 +92,28 @@ class Host:
     def speak_http2(self, limits: ConnectionLimits, data: bytes) -> None: ...
 
 
+def request(*bodies: bytes) -> bytes:
+    head = b"POST %b HTTP/1.1\r\nHost: p\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    return b"".join(head % (PATH.encode(), len(body)) + body for body in bodies if body)
+
+
+class Clients:
+    """Connections to one server."""
+
+    def __init__(self, proxy: Proxy, log: AccessLog | None = None) -> None:
+        config = proxy.settings.config
+        self.edge = Edge(cast(Any, create_app(proxy)), config, proxy.drain, proxy.body_memory, access=log)
+        self._server = Http1Server(self.edge, proxy.turns, config)
+
+    def connected(self, told: Callable[[bytes], None]) -> ClientConnection:
+        client = ClientConnection(self._server, Host(), "a")
+        client.connection_made(cast(Any, Transport(told)))
+        return client
+
+
 async def direct(proxy: Proxy, body: bytes, told: Callable[[bytes], None], *, then: bytes = b"") -> None:
     """then: the body of a second turn, which comes in one piece with the first."""
-    config = proxy.settings.config
-    edge = Edge(cast(Any, create_app(proxy)), config, proxy.drain, proxy.body_memory)
-    server = Http1Server(edge, proxy.turns, config)
-    client = ClientConnection(server, Host(), "a")
-    client.connection_made(cast(Any, Transport(told)))
-    head = b"POST %b HTTP/1.1\r\nHost: p\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    client.data_received(b"".join(head % (PATH.encode(), len(each)) + each for each in (body, then) if each))
+    Clients(proxy).connected(told).data_received(request(body, then))
 
 
 async def asgi(proxy: Proxy, body: bytes, told: Callable[[bytes], None]) -> None:
@@ -183,10 +201,56 @@ async def test_a_turn_is_learnt_before_its_client_can_send_the_next_one(
         await plane(proxy, msgspec.json.encode(body), lambda data: told.append((data, known())))
         while not any(LAST in data for data, _ in told):
             await asyncio.sleep(0)
-        assert known() == 1, "nothing was read meanwhile"
+        await asyncio.sleep(0)  # a round of the loop, in which nothing was read
+        assert known() == 1
     is_first = plane is direct and not has_others  # written before it teaches anything
     assert [known for data, known in told if LAST in data] == [0 if is_first else 1]
     assert answer in ("whole", "streamed at once") or told[0][1] == 0, "the beginning does not wait"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("meanwhile", ["nothing", "its client leaves", "the proxy ends", "its client asks elsewhere"])
+async def test_an_answer_that_is_written_counts_whatever_comes_before_its_turn_has_ended(
+    meanwhile: str, answer: str
+) -> None:
+    kept, told, loop = Kept(), [], asyncio.get_running_loop()
+    said = [{"role": role, "content": text} for role, text in (("user", "hi"), ("assistant", "ab"), ("user", "on"))]
+    is_stream = answer != "whole"
+    first, second = (
+        msgspec.json.encode({"model": "m", "messages": said[:count], "stream": is_stream}) for count in (1, 3)
+    )
+    async with fleet(ANSWERS[answer]) as proxy, asyncio.timeout(60):
+        clients = Clients(proxy, AccessLog(as_json=True, lines=kept))
+
+        def happens() -> None:
+            match meanwhile:
+                case "its client leaves":
+                    client.connection_lost(None)
+                case "the proxy ends":
+                    for exchange in tuple(clients.edge.requests._open):
+                        exchange.cut()
+                case "its client asks elsewhere":
+                    clients.connected(lambda _: None).data_received(request(second))
+
+        def took(data: bytes) -> None:
+            told.append(data)
+            if data.endswith((b"0\r\n\r\n", b"}")):  # the last of an answer
+                loop.call_soon(happens)
+
+        client = clients.connected(took)
+        client.data_received(request(first))
+        expected = 2 if meanwhile == "its client asks elsewhere" else 1
+        while len(kept.lines) < expected:
+            await asyncio.sleep(0)
+        receipts = list(proxy.state.receipts.newest(2))
+        assert sum(view.inflight for view in proxy.state.registry.views()) == 0
+    assert [(one.turn, one.kind, one.outcome) for one in receipts[::-1]] == [
+        (1, "first", "completed"),
+        (2, "next", "completed"),
+    ][:expected]
+    assert [json.loads(line)["outcome"] for line in kept.lines] == ["completed"] * expected
+    assert [b"".join(told).count(each) for each in (b"HTTP/1.1 ", b"error", ABORTED)] == [1, 0, 0]
 
 
 @pytest.mark.slow
@@ -223,6 +287,7 @@ async def test_a_turn_that_cannot_be_ended_loses_neither_its_answer_nor_its_conn
         await direct(proxy, body, lambda data: told.append((data, 0)), then=body)
         while sum(LAST in data for data, _ in told) < 2:
             await asyncio.sleep(0)
+        await asyncio.sleep(0)
         assert sum(view.inflight for view in proxy.state.registry.views()) == 0
     assert [data[:12] for data, _ in told if data.startswith(b"HTTP/")] == [b"HTTP/1.1 200"] * 2
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError] * 2

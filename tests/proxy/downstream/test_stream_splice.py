@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -79,8 +79,9 @@ class Client:
         if len(self.got) == self.takes and self.splice is not None:
             self.splice.pause()
 
-    def finish(self) -> None:
+    def finish(self, noted: Callable[[], None]) -> None:
         self.is_ended = True
+        noted()
         self.done.append("finished")
 
     def fail(self) -> None:

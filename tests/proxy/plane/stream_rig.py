@@ -138,8 +138,9 @@ class Client(asyncio.Protocol):
         out = response.chunk(data) if data else b""
         self.transport.write(out + response.END if is_last else out)
 
-    def finish(self) -> None:
+    def finish(self, noted: Callable[[], None]) -> None:
         self.is_ended = True
+        noted()
 
     def fail(self) -> None:
         raise AssertionError("a stream failed")

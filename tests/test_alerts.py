@@ -143,6 +143,13 @@ def well(story: Story) -> None:
     story.turns(2, "rejected")
 
 
+def starting() -> Story:
+    """A new proxy's turns wait for half a minute, until its workers have announced themselves."""
+    story = Story(lambda story: setattr(story, "queued", 2 if story.now_s < 30 else 0))
+    story.queued = 2
+    return story
+
+
 def promtool() -> str:
     """Skips where there is none."""
     own = ROOT / ".venv/promtool/usr/bin/promtool"
@@ -171,6 +178,7 @@ def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
     assert set(STORIES) == alert_names()
     told = {name: (story, {name} | BESIDE.get(name, set())) for name, story in STORIES.items()}
     told["none, all is well"] = (Story(well), set())
+    told["none, the proxy is new"] = (starting(), set())
     tests = [
         {
             "name": name,

@@ -81,7 +81,10 @@ def _sweep(flags: BuildTableFlags) -> int:
     schedule = job.schedule
     click.echo(f"{flags.folder}: {schedule.finished} runs finished, {schedule.failed} failed")
     if number:
-        click.echo(f"stopped with {len(schedule.waiting)} runs left; the same command with --resume goes on")
+        onward = (
+            "the same command with --resume goes on" if folder else "nothing has been written: the same command begins"
+        )
+        click.echo(f"stopped with {len(schedule.waiting)} runs left; {onward}")
         return 128 + number
     if not schedule.finished or folder is None:
         raise ConfigError("no run finished, so there is nothing to make tables of")

@@ -141,6 +141,27 @@ async def interrupted(program: Program, folder: Path, runs: int) -> None:
     assert "Traceback" not in said
 
 
+async def test_a_sweep_that_ends_before_it_has_a_folder_names_no_flag_that_needs_one(tmp_path: Path) -> None:
+    asked, out = asyncio.Event(), tmp_path / "out"
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        flags = ("--target", f"http://127.0.0.1:{port}", "--grid", write_grid(tmp_path, "1R = []"), "--out", str(out))
+        program = await Program.start(*flags, cwd=tmp_path)
+        async with asyncio.timeout(60):
+            await asked.wait()
+        program.interrupt()
+        code, said = await program.ended()
+    assert code == 130, said
+    assert "stopped with 1 runs left; nothing has been written: the same command begins" in said
+    assert not out.exists()
+
+
 async def test_launched_fleets_are_measured_one_after_the_other_and_leave_nothing_behind(tmp_path: Path) -> None:
     grid, out = write_grid(tmp_path, "1P_1D = [0, 1]\n1R = []"), tmp_path / "out"
     flags = ("--launch", "--engine", "sim", "--engine-arg=--time-scale", "--engine-arg=0.2", "--out", str(out))

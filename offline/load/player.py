@@ -69,9 +69,9 @@ class Player:
         """Each conversation begins at its arrival, however many are in flight."""
         async with asyncio.TaskGroup() as group:
             for script in scripts:
-                await self._sleep_until(script.arrival_s - LEAD_S)
                 if script.arrival_s > self._stage.until_s:
                     break
+                await self._sleep_until(script.arrival_s - LEAD_S)
                 group.create_task(self._converse(script, script.arrival_s))
 
     async def closed_loop(self, scripts: Iterable[Script], concurrency: int) -> None:

@@ -223,6 +223,7 @@ async def test_what_arrives_after_the_end_does_not_begin() -> None:
     server = FakeServer()
     await server.player(TARGET, until_s=12.0).open_loop([script(arrival_s=12.5), script(number=5, arrival_s=13.0)])
     assert server.records == []
+    assert server.now_s == 0.0, "nor is it waited for"
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])

@@ -115,7 +115,7 @@ def _of_log(log: PastLog, traffic: Traffic, profile: ProfileFile, pause_s: float
     )
     yield from (Caveat(what, turns_of / count) for turns_of, what in shares if turns_of)
     if log.undecided:
-        yield Caveat("reached no worker, and are left out", log.undecided / (log.undecided + len(log.turns)))
+        yield Caveat("were taken on by no worker, and are left out", log.undecided / (log.undecided + len(log.turns)))
     if other := sum(traffic.other_models.values()):
         yield Caveat(f"other models ({', '.join(traffic.other_models)}), left out (--model)", other / len(log.turns))
     yield from _of_edges(traffic)

@@ -32,7 +32,7 @@ def opened(path: Path) -> PastLog:
     if log.is_empty:
         raise ConfigError(f"{path}: is empty: a receipt is written when its turn ends", param="log")
     if not log.turns:
-        raise ConfigError(f"{path}: no line is the receipt of a turn that a worker was asked to answer", param="log")
+        raise ConfigError(f"{path}: no line is the receipt of a turn that a worker took on", param="log")
     return log
 
 

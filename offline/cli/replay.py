@@ -121,7 +121,7 @@ def told(found: Summary, config: ProxyConfig) -> Iterator[Text]:
     missing = "; no P, so none of these turns can be SPLIT by any rules" if "P" not in found.workers else ""
     yield Text(f"over the workers that they went to: {seen}{missing}")
     left_out = (
-        ("reached no worker", found.undecided),
+        ("were taken on by no worker", found.undecided),
         ("are there once more", found.repeated),
         ("found no worker by these rules", found.refused),
         ("went to workers of which nothing is predicted", found.unpredicted),

@@ -105,7 +105,7 @@ class PastLog(msgspec.Struct, kw_only=True):
 
     turns: list[PastTurn]
     damage: Damage
-    undecided: int = 0  # receipts of turns that reached no worker
+    undecided: int = 0  # receipts of turns that no worker took on
     repeated: int = 0  # receipts that are there once more, as where files were joined that overlap
 
     @property
@@ -150,10 +150,12 @@ def _once(turns: Iterable[PastTurn]) -> Iterator[PastTurn]:
 
 
 def _past_turn(receipt: _Line, targets: dict[SloTargets, SloTargets]) -> PastTurn | None:
-    """None of a turn that no worker was asked to answer."""
+    """None of a turn that no worker took on: it reached none, or was refused for what it asked."""
     arrived_s, ended_s = receipt.at.timestamp(), receipt.ended_s
     if arrived_s < 0.0:
         raise ValueError("Expected a time from 1970 on - at `$.at`")
+    if receipt.outcome == "rejected":  # as a prompt beyond the model's context is: its length would count as work
+        return None
     legs = [_times(leg, arrived_s, ended_s) for leg in receipt.legs]
     answering = next((leg for leg in reversed(legs) if leg.worker == receipt.decode), None)
     prefill = next((leg for leg in reversed(legs) if receipt.prefill and leg.worker == receipt.prefill), None)

@@ -39,6 +39,15 @@ def test_a_turn_that_reached_no_worker_is_counted() -> None:
     assert (len(log.turns), log.undecided, log.damage.count) == (1, 2, 0)
 
 
+@pytest.mark.parametrize("workers", ["D1", "P1 D1"])
+def test_what_a_worker_refused_for_what_it_asked_is_no_work(workers: str) -> None:
+    """Such as a prompt beyond the model's context, of any length: nobody computed it."""
+    too_long = receipt(workers, outcome="rejected", status=400, estimated_prompt_tokens=5_000_000, prompt_tokens=None)
+    log = log_of(too_long, receipt("D1"))
+    assert [turn.prompt_tokens for turn in log.turns] == [1000]
+    assert log.undecided == 1
+
+
 def test_what_was_in_force_and_what_was_predicted_is_read() -> None:
     slo = SloTargets(tpot_s=0.1)
     (turn,) = log_of(receipt("D1", slo=slo, predicted_ttft_s=0.5)).turns

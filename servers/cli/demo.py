@@ -79,6 +79,8 @@ async def _receipt(base_url: str, request_id: str, admin_key: str) -> dict[str, 
 
 
 async def _demo(console: Console, spec: FleetSpec, once: bool) -> None:
+    from openai import OpenAIError
+
     started = time.monotonic()
     async with LocalFleet(spec) as fleet:
         with console.status(f"starting {sum(spec.workers.values())} workers on the {spec.engine} engine"):
@@ -86,8 +88,11 @@ async def _demo(console: Console, spec: FleetSpec, once: bool) -> None:
         show(fleet)
         click.echo(f"ready after {time.monotonic() - started:.1f} s\n")
         click.echo(HEADING)
-        async for turn in play(fleet.url, spec.prepared.name, spec.admin_key):
-            click.echo(turn.line())
+        try:
+            async for turn in play(fleet.url, spec.prepared.name, spec.admin_key):
+                click.echo(turn.line())
+        except OpenAIError as exc:  # as where the fleet has nobody who answers, or the model too little context
+            raise click.ClickException(f"a turn failed: {exc}") from exc
         if once:
             return
         body = json.dumps({"model": spec.prepared.name, "messages": [{"role": "user", "content": "hi"}]})

@@ -96,6 +96,16 @@ async def test_a_demo_that_is_ended_removes_its_folder(tmp_path: Path, number: s
     assert is_free(PORT) and is_free(8300 + OFFSET)
 
 
+async def test_a_demo_whose_conversation_fails_says_why_in_one_line(tmp_path: Path) -> None:
+    process = await start("demo", "-P", "0", "-D", "0", *FLAGS, "--", "--max-model-len", "300", cwd=tmp_path)
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 1
+    assert "1     REPLICA" in out.decode()
+    assert err.decode().startswith("Error: a turn failed: Error code: 400 - This model's maximum context length is 300")
+    assert len(err.decode().splitlines()) == 1
+    assert left_in(tmp_path) == []
+
+
 async def test_a_demo_whose_engine_fails_says_why_and_removes_its_folder(tmp_path: Path) -> None:
     process = await start("demo", *FLAGS, "--", "--block-size", "none", cwd=tmp_path)
     _, err = await asyncio.wait_for(process.communicate(), 60)

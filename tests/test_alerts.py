@@ -227,3 +227,9 @@ def test_what_is_refused_is_counted_from_none_on() -> None:
     found = {sample.labels["reason"] for one in proxy.state.metrics.refused.collect() for sample in one.samples}
     assert found == {*MESSAGES, REASON}
     proxy.listener.close()
+
+
+def test_the_metrics_page_names_each_reason_that_is_counted() -> None:
+    page = (ROOT / "docs/metrics.md").read_text()
+    (row,) = re.findall(r"^\| `ppd_refused_total` .*", page, re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", row.partition(". Its other")[0])) >= {*MESSAGES, REASON}

@@ -33,13 +33,14 @@ BACKLOG = 4096  # a burst of clients must not be refused by the kernel
 
 def listen(config: ProxyConfig) -> socket.socket:
     """The listening socket; ConfigError if the port can't be bound. Port 0 takes a free one."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    host = config.host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio turns Nagle's algorithm off only on sockets made with an explicit protocol. With Nagle an answer in two
     # writes waits 40 ms for the client's ACK.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((config.host, config.port))
+        listening.bind((host, config.port))
         listening.listen(BACKLOG)
     except OSError as exc:
         listening.close()

@@ -89,7 +89,7 @@ class Gateway:
             # Each process of the proxy has the port: the kernel spreads Envoy's connections over them.
             server = await loop.create_server(
                 lambda: GrpcConnection(methods, self._connections),
-                config.picker_host,
+                config.picker_host.strip("[]"),
                 port,
                 backlog=BACKLOG,
                 reuse_port=config.processes > 1,

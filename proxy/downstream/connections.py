@@ -22,6 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from .. import plane
 from ..config import ProxyConfig
 from ..errors import Overloaded
+from ..runtime.kernel_buffers import has_sent
 from ..runtime.loop_watch import STOOD_STILL_S, time_limit
 from ..runtime.process_limits import open_files_limit, share_of_clients
 from ..runtime.tls import NEVER_S, Tls
@@ -209,7 +210,7 @@ class Connections:
                 self._gone(key)
             return
         task = self._start(self._connect(lambda: connection, accepted))
-        arriving = self._arriving[connection] = _Arriving(key, task, is_tls=self._tls is not None)
+        arriving = self._arriving[connection] = _Arriving(key, accepted, task, is_tls=self._tls is not None)
         self._idle.add(arriving)
         task.add_done_callback(partial(self._arrived, accepted, connection))
 
@@ -312,12 +313,19 @@ class _Arriving:
     """A connection that is being set up; with TLS that is its handshake."""
 
     address: str
+    accepted: socket.socket
     task: asyncio.Task[None]
     is_tls: bool
     is_evicted: bool = False
 
     def evict(self) -> bool:
-        """Ends a handshake now, a plain connection once it is made: if cancelled then, uvloop never reports its end."""
+        """Ends a handshake now, a plain connection once it is made: if cancelled then, uvloop never reports its end.
+
+        A handshake that its client has begun goes on, as does a request whose head has begun: in a burst each newcomer
+        would end the one before it, and none would be served.
+        """
+        if self.is_tls and has_sent(self.accepted):
+            return False
         self.is_evicted = True
         if self.is_tls:
             self.task.cancel()

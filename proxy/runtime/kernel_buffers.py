@@ -6,20 +6,23 @@ import asyncio
 import contextlib
 import fcntl
 import select
+import socket
 import sys
 import termios
 
 from .. import plane
+
+_BYTES_RECEIVED = slice(128, 136)  # in Linux's struct tcp_info
 
 
 def has_undelivered(transport: asyncio.BaseTransport) -> bool:
     """Whether the peer's machine has not acknowledged all bytes that the kernel was given; False once it is closed."""
     if plane.IS_BUILT and isinstance(transport, plane.SocketTransport):
         return transport.has_undelivered()
-    socket = transport.get_extra_info("socket")
+    accepted = transport.get_extra_info("socket")
     with contextlib.suppress(OSError, ValueError):
-        if socket is not None:  # as uvloop says of one that has just been closed
-            return int.from_bytes(fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder) > 0
+        if accepted is not None:  # as uvloop says of one that has just been closed
+            return int.from_bytes(fcntl.ioctl(accepted.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder) > 0
     return False
 
 
@@ -27,19 +30,27 @@ def has_unread(transport: asyncio.BaseTransport) -> bool:
     """Whether bytes lie there that nobody has read, or the end, or an error; False once it is closed."""
     if plane.IS_BUILT and isinstance(transport, plane.SocketTransport):
         return transport.has_unread()
-    socket = transport.get_extra_info("socket")
+    accepted = transport.get_extra_info("socket")
     with contextlib.suppress(OSError, ValueError):
-        if socket is not None:
+        if accepted is not None:
             found = select.poll()
-            found.register(socket.fileno(), select.POLLIN)
+            found.register(accepted.fileno(), select.POLLIN)
             return bool(found.poll(0))
     return False
 
 
 def has_unread_bytes(transport: asyncio.BaseTransport) -> bool:
     """The same of bytes alone."""
-    socket = transport.get_extra_info("socket")
+    accepted = transport.get_extra_info("socket")
     with contextlib.suppress(OSError, ValueError):
-        if socket is not None:
-            return int.from_bytes(fcntl.ioctl(socket.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder) > 0
+        if accepted is not None:
+            return int.from_bytes(fcntl.ioctl(accepted.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder) > 0
+    return False
+
+
+def has_sent(peers: socket.socket) -> bool:
+    """Whether the peer has ever sent a byte, read or not; False where the system does not tell."""
+    with contextlib.suppress(OSError, AttributeError):
+        info = peers.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.stop)
+        return any(info[_BYTES_RECEIVED])
     return False

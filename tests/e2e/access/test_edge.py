@@ -9,7 +9,6 @@ import re
 import socket
 import ssl
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,7 +21,6 @@ from prometheus_client import generate_latest
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.downstream.serve import listen
 from ppd.proxy.fleet.worker import Role
-from ppd.proxy.runtime.loop_watch import STOOD_STILL_S
 from ppd.servers.fleet.ports import free_ports
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.launch import running_engine
@@ -125,25 +123,6 @@ async def test_only_clients_with_a_certificate_are_answered(
                 assert (response.status, shown) == (200, "its own")
         except (aiohttp.ClientError, OSError):
             assert shown != "its own"
-
-
-async def test_a_handshake_that_does_not_go_on_is_ended(authority: Authority, tls_files: dict[str, str]) -> None:
-    async with running_proxy(tls=trusting(authority), head_timeout_s=0.2, **tls_files) as (_, url, _session):
-        assert await sent(port_of(url), b"\x16\x03\x01") == b""
-
-
-async def test_a_handshake_goes_on_after_the_process_has_stood_still(
-    authority: Authority, tls_files: dict[str, str]
-) -> None:
-    async with running_proxy(tls=trusting(authority), head_timeout_s=0.2, **tls_files) as (_, url, _session):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(url))
-        for _ in range(20):  # rounds of the loop, after which it is accepted and its time has begun
-            await asyncio.sleep(0)
-        time.sleep(0.2 + 2 * STOOD_STILL_S)  # noqa: ASYNC251
-        await writer.start_tls(trusting(authority), server_hostname="127.0.0.1")
-        writer.write(LAST + b"Host: proxy\r\n\r\n")
-        assert (await reader.read()).startswith(b"HTTP/1.1 200")
-        writer.close()
 
 
 # -- heads

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from ppd.proxy.runtime.kernel_buffers import has_undelivered, has_unread
+from ppd.proxy.runtime.kernel_buffers import has_sent, has_undelivered, has_unread
 
 
 class FakeTransport:
@@ -53,3 +53,15 @@ def test_of_a_closed_connection_nothing_is(is_forgotten: bool) -> None:
     own.close()
     assert not has_undelivered(transport(None if is_forgotten else own))
     assert not has_unread(transport(None if is_forgotten else own))
+
+
+def test_who_has_ever_sent_a_byte_has_sent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as peer:
+        own, _ = server.accept()
+        told = [has_sent(own)]
+        peer.send(b"x")
+        own.recv(1)
+        told.append(has_sent(own))
+        own.close()
+        told.append(has_sent(own))
+    assert told == [False, True, False]

@@ -96,7 +96,7 @@ def heartbeats_are_guarded(facts: Facts) -> Iterator[Finding]:
     if config is None:
         return
     if config.curve_error:
-        remedy = "Make the keys with zmq.auth.create_certificates, and point the config at them."
+        remedy = "Make the certificates with `ppd keys curve NAME`, and point the config at them."
         yield Finding(Level.FAIL, check, config.curve_error, remedy)
     if not config.heartbeat_port:
         return

@@ -129,6 +129,11 @@ def test_heartbeats(changes: dict[str, Any], expected: Said) -> None:
     check_said(heartbeats_are_guarded, config(**changes), expected)
 
 
+def test_who_lacks_a_certificate_is_told_the_command_that_makes_it() -> None:
+    (finding,) = heartbeats_are_guarded(config(heartbeat_port=0, curve_error="no certificate"))
+    assert "`ppd keys curve NAME`" in finding.remedy
+
+
 # -- a proxy
 
 

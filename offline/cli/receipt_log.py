@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from ppd.proxy.errors import ConfigError
-from ppd.proxy.telemetry.receipts import receipt_lines
+from ppd.proxy.telemetry.receipts import open_receipts, receipt_lines
 
 from ..experiment.files import UNREADABLE
 from ..replay.past_turns import PastLog, read_log
@@ -24,7 +24,7 @@ class _Members(msgspec.Struct):
 def opened(path: Path) -> PastLog:
     """ConfigError where no turn is left."""
     try:
-        with path.open("rb") as file:
+        with open_receipts(path) as file:
             log = read_log(receipt_lines(file))
     except OSError as exc:
         raise ConfigError(f"{path}: cannot be read: {exc.strerror}", param="log") from exc
@@ -39,7 +39,7 @@ def opened(path: Path) -> PastLog:
 def is_receipt_log(path: Path) -> bool:
     """By the first of its lines that is whole; ConfigError where it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_receipts(path) as file:
             for _, line in receipt_lines(file):
                 try:
                     msgspec.json.decode(line, type=_Members)

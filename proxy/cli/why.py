@@ -14,7 +14,7 @@ import msgspec
 from rich.console import Console
 
 from ..errors import PPDError
-from ..telemetry.receipts import Receipt, receipt_lines
+from ..telemetry.receipts import Receipt, open_receipts, receipt_lines
 from .doctor.command import proxy_origin
 from .doctor.gather import ProxyClient, Said
 from .receipt_damage import Damage
@@ -119,7 +119,7 @@ def in_log(path: Path, request_id: str) -> Receipt:
     """Of an id that several turns had, the newest."""
     wanted, found, damage = request_id.encode(), dict[str, Receipt](), Damage()
     try:
-        with path.open("rb") as file:
+        with open_receipts(path) as file:
             for number, line in receipt_lines(file):
                 if wanted not in line:  # a receipt's id has no characters that JSON escapes
                     continue

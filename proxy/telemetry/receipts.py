@@ -7,16 +7,20 @@ counts, names and times; never text of a prompt or an answer, nor a key.
 from __future__ import annotations
 
 import asyncio
+import errno
+import gzip
 import logging
 import math
 import os
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, cast
 
 import msgspec
 
@@ -316,6 +320,20 @@ class ReceiptLog:
     def _told_lost(self, count: int) -> bytes:
         log.warning("receipts lost: %d; %s takes them again", count, self._path)
         return b""
+
+
+@contextmanager
+def open_receipts(path: Path) -> Iterator[BinaryIO]:
+    """A receipt log, also one that was compressed with gzip as it was rotated. OSError where it cannot be read."""
+    with path.open("rb") as file:
+        if not file.peek(2).startswith(b"\x1f\x8b"):
+            yield file
+            return
+        try:
+            with gzip.open(file) as unpacked:
+                yield cast(BinaryIO, unpacked)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as exc:
+            raise OSError(errno.EIO, f"it is no whole gzip file: {exc}") from exc
 
 
 def receipt_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:

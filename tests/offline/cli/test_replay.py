@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import msgspec
@@ -52,6 +53,11 @@ def test_figures_come_as_json_too_and_damage_on_standard_error(log: Path) -> Non
     assert (found["turns"], found["damaged"]) == (5, 2)
     assert "line 1 is skipped" in result.stderr
     assert "line 7 is skipped" in result.stderr
+
+
+def test_a_compressed_log_is_a_log(log: Path) -> None:
+    log.write_bytes(gzip.compress(log.read_bytes()))
+    assert "5 turns of 1 sessions" in run(log, *PROFILE, "--mode", "always_local").output
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import re
 from pathlib import Path
@@ -244,6 +245,18 @@ def test_damaged_lines_are_skipped_and_named(log: Path) -> None:
     assert result.exit_code == 0
     skipped = re.findall(r"line (\d+) is skipped: \S", result.stderr)
     assert skipped == ["1", "6", "7", "8", "9"]
+
+
+def test_a_compressed_log_is_read_and_half_of_one_refused(log: Path) -> None:
+    packed = gzip.compress(log.read_bytes())
+    log.write_bytes(packed)
+    assert "LOCAL D8" in ask("abc-1", "--log", log).output
+    log.write_bytes(packed[: len(packed) // 2])
+    result = ask("abc-1", "--log", log)
+    assert (result.exit_code, result.output.partition("file:")[0]) == (
+        1,
+        f"Error: {log}: cannot be read: it is no whole gzip ",
+    )
 
 
 def test_the_receipt_can_be_had_as_it_is(log: Path) -> None:

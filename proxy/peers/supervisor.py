@@ -73,6 +73,9 @@ class Supervisor:
         try:
             return self._keep(alive, still_here, watched)
         finally:
+            if self._stopping is not None:
+                for number in SIGNALS:  # one that comes when all have ended must not make a whole drain a failure
+                    signal.signal(number, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, watched)
             os.close(alive)
             os.close(still_here)

@@ -47,7 +47,7 @@ def wait(alive, *, drain_s=0.0, signals=1):
     return 0
 
 module.AGAIN_S = (0.01, 0.05)
-count, again, reread = 2, {}, lambda: None
+count, again, reread, late = 2, {}, lambda: None, False
 
 def started(index):
     "How often a process of this number was started."
@@ -61,6 +61,8 @@ supervisor = module.Supervisor(count, work, lambda: say("closed"), reread)
 begun = time.process_time()
 code = supervisor.run()
 say("ended", code, round(time.process_time() - begun, 3))
+if late:
+    os.kill(os.getpid(), signal.SIGTERM)
 raise SystemExit(code)
 """
 WAITS = """
@@ -193,6 +195,13 @@ def test_a_second_signal_ends_all_at_once(tmp_path: Path) -> None:
         assert one.ends() == 128 + signal.SIGTERM
         assert one.got() == {pid: [signal.SIGTERM] for pid in pids}, "the other one nobody can put off"
         assert not any(map(is_there, pids))
+
+
+def test_a_second_signal_after_the_drain_does_not_make_it_a_failure(tmp_path: Path) -> None:
+    with supervised(tmp_path, WAITS + "late = True") as one:
+        one.ready()
+        one.process.terminate()
+        assert one.ends() == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

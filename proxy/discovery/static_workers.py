@@ -48,7 +48,7 @@ def static_workers(config: ProxyConfig) -> tuple[Worker, ...]:
             workers.append(parse_worker(text))
         except ConfigError as exc:
             errors.append(exc)
-    times = Counter(worker.address for worker in workers)
+    times = Counter(worker.address.lower() for worker in workers)  # names of hosts have no case
     errors += [refused("workers", address, "named once") for address, named in times.items() if named > 1]
     if errors:
         raise all_of(errors)

@@ -90,7 +90,7 @@ class Splice:
 
     def start(self) -> None:
         self._receiver.send(self._stream.begin())
-        self._written()
+        self.note()
         if self._stream.is_over:
             self._expect_end()
         else:
@@ -117,16 +117,19 @@ class Splice:
             return
         if is_last:
             self._stop()
-        elif self._stream.is_over and not was_over:
+            self._send_last(out)
+            return
+        is_whole = self._stream.is_over and not was_over
+        if is_whole:
             self._expect_end()
         else:
             self._arm()
-        if is_last:
-            self._send_last(out)
+        if out:
+            self._receiver.send(out)
+        if is_whole:
+            self._loop.call_soon(self.note)  # behind the other answers of this round, as in `TurnExchange.finish`
         else:
-            if out:
-                self._receiver.send(out)
-            self._written()
+            self.note()
 
     def fail(self, error: LegError) -> None:
         try:
@@ -163,9 +166,10 @@ class Splice:
 
     def _send_last(self, data: bytes) -> None:
         self._receiver.send(data, is_last=True)
-        self._receiver.finish(self._written)  # which it calls before the client's next request on this connection
+        self._receiver.finish(self.note)  # which it calls before the client's next request on this connection
 
-    def _written(self) -> None:
+    def note(self) -> None:
+        """What was sent last, where that is not done yet."""
         try:
             self._stream.written()
         except Exception:  # its client is to have the answer all the same

@@ -90,8 +90,7 @@ class TurnExchange:
         self._connection = connection
         self._reading: TurnReading | None = TurnReading(head, ReceivedBody(), room, more)  # None once it is answered
         self._is_old, self._may_keep_alive = head.is_old, head.keeps_alive
-        self._endpoint = endpoint
-        self._site = site
+        self._endpoint, self._site = endpoint, site
         self._state = _WAITING
         self._task: asyncio.Task[None] | None = None
         self._splice: Splice | None = None
@@ -326,7 +325,8 @@ class TurnExchange:
         if self._state in (_READING, _ASKING, _WITHHOLDING):
             self._reply(error_reply(draining(), self._endpoint))
         elif self._state is _STREAMING and self._is_event_stream and self._is_between_events:
-            self.send(broken_off(self._endpoint, draining().message, 503), is_last=True)
+            is_whole = isinstance(self._body, Streaming) and self._body.is_over
+            self.send(b"" if is_whole else broken_off(self._endpoint, draining().message, 503), is_last=True)
             self._finish(left=True)
         else:
             self._connection.abort()
@@ -347,8 +347,7 @@ class TurnExchange:
             self._splice.resume()
 
     def finish(self, noted: Callable[[], None]) -> None:
-        """The last was written. What it teaches is noted once the other answers of this round are written too, one
-        after the other, as that takes less."""
+        """The last was written. What it teaches is noted behind the other answers of this round: so it takes less."""
         self._state = _WRITTEN
         self._connection.loop.call_soon(self._noted, noted)
 
@@ -366,6 +365,8 @@ class TurnExchange:
         self._connection.finished(keeps_alive=self._may_keep_alive and not self.is_draining)
 
     def _held(self) -> tuple[asyncio.Task[None] | None, Splice | None, StreamedBody | None]:
+        if self._splice is not None:
+            self._splice.note()  # before the log has its line: the answer may be whole
         return self._task, self._splice, self._body
 
     def _over(self, *, left: bool) -> None:

@@ -99,7 +99,8 @@ def fields_of(record: AccessRecord, ended: str, duration_s: float) -> dict[str, 
             "completion_tokens": receipt.completion_tokens,
             "ttft_s": _rounded(receipt.ttft_s),
         }
-        if ended == "completed" and receipt.outcome != "running":
+        # Who has a whole answer may leave before the end of the message.
+        if receipt.outcome == "completed" or (ended == "completed" and receipt.outcome != "running"):
             outcome = receipt.outcome
     line |= {"duration_s": _rounded(duration_s), "outcome": outcome}
     return {

@@ -235,7 +235,7 @@ async def test_an_answer_that_is_written_counts_whatever_comes_before_its_turn_h
 
         def took(data: bytes) -> None:
             told.append(data)
-            if data.endswith((b"0\r\n\r\n", b"}")):  # the last of an answer
+            if LAST in data:
                 loop.call_soon(happens)
 
         client = clients.connected(took)

@@ -96,6 +96,8 @@ def test_a_turn_is_told_with_who_where_and_how_much() -> None:
         ("completed", 400, "rejected", (400, "rejected")),
         ("completed", 429, "running", (429, "rejected")),
         ("left", 200, "running", (200, "left")),
+        ("left", 200, "cancelled", (200, "left")),
+        ("left", 200, "completed", (200, "completed")),  # it had all, and did not wait for the end of the message
         ("left", 0, "running", (499, "left")),
         ("cut", 503, "running", (503, "cut")),
     ],

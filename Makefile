@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 QUICK := -p no:schemathesis --whole-tables --ignore tests/e2e --ignore tests/fuzz --ignore tests/vllm
 
 # What clients are promised, whichever data plane speaks to them: tested on both.
-CONFORMANCE := $(patsubst %,tests/e2e/%.py,access/test_edge access/test_keys access/test_queue \
+CONFORMANCE := $(patsubst %,tests/e2e/%.py,access/test_edge access/test_handshakes access/test_keys access/test_queue \
 	access/test_web_pages failures/test_cancel_matrix \
 	failures/test_dead_workers failures/test_drain failures/test_failures failures/test_fault_matrix \
 	turns/test_conversations turns/test_hostile turns/test_pass_through_rules turns/test_prompt_lists)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
 from typing import Protocol
 
 from .. import plane
@@ -28,7 +27,7 @@ class Receiver(Protocol):
 
     def send(self, data: bytes, *, is_last: bool = False) -> None: ...
 
-    def finish(self, noted: Callable[[], None]) -> None: ...  # the last was sent; calls `noted`
+    def finish(self) -> None: ...  # the last was sent
 
     def fail(self) -> None: ...  # the stream can't be completed
 
@@ -90,7 +89,7 @@ class Splice:
 
     def start(self) -> None:
         self._receiver.send(self._stream.begin())
-        self.note()
+        self._written()
         if self._stream.is_over:
             self._expect_end()
         else:
@@ -117,19 +116,16 @@ class Splice:
             return
         if is_last:
             self._stop()
-            self._send_last(out)
-            return
-        is_whole = self._stream.is_over and not was_over
-        if is_whole:
+        elif self._stream.is_over and not was_over:
             self._expect_end()
         else:
             self._arm()
-        if out:
-            self._receiver.send(out)
-        if is_whole:
-            self._loop.call_soon(self.note)  # behind the other answers of this round, as in `TurnExchange.finish`
+        if is_last:
+            self._send_last(out)
         else:
-            self.note()
+            if out:
+                self._receiver.send(out)
+            self._written()
 
     def fail(self, error: LegError) -> None:
         try:
@@ -166,10 +162,10 @@ class Splice:
 
     def _send_last(self, data: bytes) -> None:
         self._receiver.send(data, is_last=True)
-        self._receiver.finish(self.note)  # which it calls before the client's next request on this connection
+        self._written()  # before the client's next request on this connection is begun
+        self._receiver.finish()
 
-    def note(self) -> None:
-        """What was sent last, where that is not done yet."""
+    def _written(self) -> None:
         try:
             self._stream.written()
         except Exception:  # its client is to have the answer all the same

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum
@@ -246,7 +245,7 @@ class TurnExchange:
                     await self._room.wait()
         body.abandon()
         self.send(b"", is_last=True)
-        self._finish()
+        self.finish()
 
     # -- writing
 
@@ -298,7 +297,9 @@ class TurnExchange:
         except BaseException:
             reply.written()
             raise
-        self.finish(reply.written)
+        # What it teaches is noted behind the other answers of this round: one after the other that takes less.
+        self._state = _WRITTEN
+        self._connection.loop.call_soon(self._end, reply)
 
     def _answer_head(self, reply: TurnReply, size: int | None) -> bytes:
         if self.record is not None:
@@ -327,7 +328,7 @@ class TurnExchange:
         elif self._state is _STREAMING and self._is_event_stream and self._is_between_events:
             is_whole = isinstance(self._body, Streaming) and self._body.is_over
             self.send(b"" if is_whole else broken_off(self._endpoint, draining().message, 503), is_last=True)
-            self._finish(left=True)
+            self.finish(left=True)
         else:
             self._connection.abort()
         if self._state is not _WRITTEN:
@@ -346,27 +347,20 @@ class TurnExchange:
         if self._splice is not None:
             self._splice.resume()
 
-    def finish(self, noted: Callable[[], None]) -> None:
-        """The last was written. What it teaches is noted behind the other answers of this round: so it takes less."""
-        self._state = _WRITTEN
-        self._connection.loop.call_soon(self._noted, noted)
-
-    def _noted(self, noted: Callable[[], None]) -> None:
-        noted()
+    def _end(self, reply: TurnReply) -> None:
+        reply.written()
         try:
-            self._finish()
+            self.finish()
         except Exception:
             log.exception("a connection could not go on")
             self._connection.abort()
 
-    def _finish(self, *, left: bool = False) -> None:
+    def finish(self, *, left: bool = False) -> None:
         """The next exchange of the connection may begin."""
         self._over(left=left)
         self._connection.finished(keeps_alive=self._may_keep_alive and not self.is_draining)
 
     def _held(self) -> tuple[asyncio.Task[None] | None, Splice | None, StreamedBody | None]:
-        if self._splice is not None:
-            self._splice.note()  # before the log has its line: the answer may be whole
         return self._task, self._splice, self._body
 
     def _over(self, *, left: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -79,9 +79,8 @@ class Client:
         if len(self.got) == self.takes and self.splice is not None:
             self.splice.pause()
 
-    def finish(self, noted: Callable[[], None]) -> None:
+    def finish(self) -> None:
         self.is_ended = True
-        noted()
         self.done.append("finished")
 
     def fail(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -138,9 +138,8 @@ class Client(asyncio.Protocol):
         out = response.chunk(data) if data else b""
         self.transport.write(out + response.END if is_last else out)
 
-    def finish(self, noted: Callable[[], None]) -> None:
+    def finish(self) -> None:
         self.is_ended = True
-        noted()
 
     def fail(self) -> None:
         raise AssertionError("a stream failed")

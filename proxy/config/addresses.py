@@ -15,7 +15,7 @@ from ..errors import ConfigError
 # From 1 to 65535: the C library takes what is above modulo 65536.
 PORT_PATTERN = r"(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6(?:[0-4][0-9]{3}|5(?:[0-4][0-9]{2}|5(?:[0-2][0-9]|3[0-5]))))"
 ANY_ORIGIN = "*"
-_OF_A_PORT = (errno.EADDRINUSE, errno.EACCES, errno.EPERM)
+_OF_A_HOST = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENODEV, errno.EINVAL)  # ENODEV and EINVAL are ZeroMQ's
 _ORIGIN = re.compile(
     rf"(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::{PORT_PATTERN})?"
 )
@@ -49,12 +49,13 @@ class _SystemError(Protocol):
 
 
 def cannot_listen(port_key: str, port: int, host_key: str, host: str, error: _SystemError) -> ConfigError:
-    """What to change where nothing can be bound: the port if it is taken or not allowed, else the host."""
+    """What to change where nothing can be bound: the host if it is none of this machine's, else the port."""
     code = error.errno or 0
     why = os.strerror(code) if code > 0 else error.strerror  # below 0 are the resolver's
-    if code in _OF_A_PORT:
-        return ConfigError(f"{port_key} = {port}: must be a free port on {host} ({why})", param=port_key)
-    return ConfigError(f"{host_key} = {host!r}: must be a name or an address of this machine ({why})", param=host_key)
+    if code <= 0 or code in _OF_A_HOST:
+        told = f"{host_key} = {host!r}: must be a name or an address of this machine ({why})"
+        return ConfigError(told, param=host_key)
+    return ConfigError(f"{port_key} = {port}: must be a free port on {host} ({why})", param=port_key)
 
 
 def host_and_port(host: str, port: int) -> str:

@@ -74,6 +74,8 @@ _RESPONSES_EVENT = msgspec.json.Decoder(ResponsesEvent)
 _MESSAGE_BODY = msgspec.json.Decoder(AnthropicMessage)
 _MESSAGES_EVENT = msgspec.json.Decoder(MessagesEvent)
 
+_CALLS = frozenset(("function_call", "custom_tool_call"))
+_CALL_DELTAS = frozenset(("response.function_call_arguments.delta", "response.custom_tool_call_input.delta"))
 _REASONING_DELTAS = frozenset(("response.reasoning_text.delta", "response.reasoning_summary_text.delta"))
 _WRITTEN_DELTAS = frozenset(
     (
@@ -189,10 +191,10 @@ class AnswerObserver:
         event = _RESPONSES_EVENT.decode(data)
         if event.type == "response.output_text.delta":
             self._text(event.delta)
-        elif event.type == "response.function_call_arguments.delta":
+        elif event.type in _CALL_DELTAS:
             self._tool_call(event.output_index, None, None, event.delta or "")
         elif event.type == "response.output_item.added":
-            if event.item is not None and event.item.type == "function_call":
+            if event.item is not None and event.item.type in _CALLS:
                 self._tool_call(event.output_index, event.item.call_id, event.item.name, "")
         elif event.type in _REASONING_DELTAS:
             self._reasoning()
@@ -209,8 +211,8 @@ class AnswerObserver:
     def _response_body(self, body: bytes) -> None:
         response = _BODY.decode(body)
         for index, item in enumerate(response.output or ()):
-            if item.type == "function_call":
-                self._tool_call(index, item.call_id, item.name, item.arguments or "")
+            if item.type in _CALLS:
+                self._tool_call(index, item.call_id, item.name, item.arguments or item.input or "")
             elif item.type == "reasoning":
                 self._reasoning()
             elif item.type == "message":

@@ -129,6 +129,7 @@ class Item(msgspec.Struct):
     id: str | None = None
     name: str | None = None
     arguments: str | None = None
+    input: str | None = None  # what the call of a custom tool has instead
     content: list[Part] | None = None
 
 

@@ -202,6 +202,20 @@ def test_a_stream_and_a_body_say_the_same(
         assert heard.calls == {index: ["call_1", "look_up", '{"q":1}']}
 
 
+def test_a_call_of_a_custom_tool_is_a_call() -> None:
+    patch = "*** Begin Patch\n"
+    item = {"type": "custom_tool_call", "id": "ctc", "call_id": "call_1", "name": "apply_patch", "input": ""}
+    stream = (
+        {"type": "response.output_item.added", "output_index": 0, "item": item},
+        *({"type": "response.custom_tool_call_input.delta", "output_index": 0, "delta": piece} for piece in patch),
+        {"type": "response.output_item.done", "output_index": 0, "item": {**item, "input": patch}},
+    )
+    body = {"id": "resp_1", "status": "completed", "output": [{**item, "input": patch}]}
+    for summary, heard in (seen(Endpoint.RESPONSES, *stream), read(Endpoint.RESPONSES, body)):
+        assert summary.first_token_seen
+        assert heard.calls == {0: ["call_1", "apply_patch", patch]}
+
+
 def test_completions() -> None:
     stream = [
         {"id": "cmpl-1", "choices": [{"index": 0, "text": "Hel", "finish_reason": None}]},

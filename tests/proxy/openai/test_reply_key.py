@@ -66,6 +66,7 @@ def knows(request: Request, end: PrefixEnd | None) -> bool:
     return any(request.prompt.chain.reach(place, end.tail, end.check) is not None for place in places)
 
 
+PATCH = ("c1", "apply_patch", '*** Begin Patch\n+say("a \\u00e9")\n')
 A, B = ("c1", "f", '{"x": 1}'), ("c2", "g", '{"y": [2, "z z"]}')
 
 
@@ -111,6 +112,7 @@ def test_messages_echo_a_reply_as_blocks_in_their_order(pieces: list[str | Call]
         ([A, B], [function_call(*A), function_call(*B)]),
         (["yo", A], [output_text("yo"), function_call(*A)]),
         ([A, "so", B], [function_call(*A), output_text("so"), function_call(*B)]),
+        ([PATCH], [{"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": PATCH[2]}]),
     ],
 )
 def test_responses_echo_a_reply_as_items(pieces: list[str | Call], items: list[dict[str, Any]]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ..openai.prompts.shapes import BILLING
+from ..openai.prompts.shapes import without_billing
 from .chat_template import ChatTemplate, Message, Tools
 
 Body = dict[str, Any]
@@ -122,7 +122,7 @@ def _content(message: Message, *, as_parts: bool) -> str | list[Body]:
     parts: Iterable[Any] = () if content is None else (content,) if isinstance(content, str) else content
     texts = [text for part in parts if (text := _text(part)) is not None]
     if message["role"] == "system":
-        texts = [text for told in texts if (text := without_billing(told)) is not None]
+        texts = [text for told in texts if (text := without_billing(told)) or not told]
     return [{"type": "text", "text": text} for text in texts] if as_parts else "\n".join(texts)
 
 
@@ -137,12 +137,6 @@ def _text(part: Any) -> str | None:
     if text is not None and not isinstance(text, str):
         raise Unrenderable("parts")
     return text
-
-
-def without_billing(text: str) -> str | None:
-    if not text.startswith(BILLING):
-        return text
-    return text.partition("\n")[2] or None
 
 
 def _call(call: Body) -> Body:

@@ -25,6 +25,7 @@ from .shapes import (
     part_text,
     read,
     string,
+    without_billing,
 )
 from .tool_calls import CallHash
 
@@ -75,9 +76,10 @@ class UnitContent:
         for part in (content,) if isinstance(content, str) else content or ():
             unit.begin_text()
             if (text := part_text(part)) is not None:
-                if not (system and text.startswith(BILLING)):
-                    unit.add_text(text)
-                    unit.show(text)
+                if system and text.startswith(BILLING):
+                    text = without_billing(text)
+                unit.add_text(text)
+                unit.show(text)
             elif not isinstance(part, str):
                 self._add_part(unit, part)
 

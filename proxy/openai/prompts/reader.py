@@ -110,7 +110,7 @@ class PromptReader:
                 if len(known_systems) >= USUAL_KEYS:
                     known_systems.clear()
                 known_systems[place] = known
-        self._system_texts = lambda: ["system", *texts(read(CONTENT, raw, name))]
+        self._system_texts = lambda: ["system", *texts(read(CONTENT, raw, name), system=True)]
         return known
 
     def _note_head(self, head: Head, keys: Sequence[int], ends: Sequence[int], *, has_system: bool) -> None:
@@ -159,7 +159,7 @@ class PromptReader:
             self._has_system_before = known.system is not None
         elif beside is None and may_be_first and messages[0].role in _SYSTEM:
             first = whole(messages.pop(0))
-            self._system_texts = lambda: [first.role, *texts(first.content)]
+            self._system_texts = lambda: [first.role, *texts(first.content, system=first.role == "system")]
             self._system = self._message(seed, first)[:2]
         return self._system if beside is None else beside
 

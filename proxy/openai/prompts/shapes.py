@@ -29,7 +29,9 @@ ABSENT = msgspec.Raw(b"")
 _TEXT = frozenset(("text", "input_text", "output_text"))
 _SHOWN = frozenset(("reasoning", "thinking"))
 REASONING = _SHOWN | {"redacted_thinking"}
-BILLING = "x-anthropic-billing-header"  # differs in every request of a client; vLLM drops it too
+BILLING = "x-anthropic-billing-header"
+"""How a line begins that differs in every request of a client. vLLM drops it from what the system says, and of Messages
+the rest of that text too."""
 _NO_TEXT = frozenset((b"", b"null", b'""'))
 
 
@@ -138,10 +140,15 @@ def part_text(part: str | Members) -> str | None:
     return None
 
 
-def texts(content: Content) -> list[str]:
-    """Of content that is nothing but texts and reasoning; else none."""
+def texts(content: Content, *, system: bool = False) -> list[str]:
+    """Of content that is nothing but texts and reasoning; else none. system: who says it."""
     found = [content] if isinstance(content, str) else [part_text(part) for part in content or ()]
-    return [] if None in found else [text for text in found if text and not text.startswith(BILLING)]
+    said = [] if None in found else [text for text in found if text]
+    return [rest for text in said if (rest := without_billing(text))] if system else said
+
+
+def without_billing(text: str) -> str:
+    return text.partition("\n")[2] if text.startswith(BILLING) else text
 
 
 def first_text(content: Content) -> str:

@@ -38,6 +38,10 @@ def developer(**members: Any) -> dict[str, Any]:
 
 
 SAME = {
+    "a client's line of billing": (
+        [{"role": "system", "content": "x-anthropic-billing-header: cch=1;\nYou cook."}],
+        [{"role": "system", "content": [text("x-anthropic-billing-header: cch=2;\nYou cook.")]}],
+    ),
     "a string and its one text part": ([user("hi")], [user([text("hi")])]),
     "a part that is a bare string": ([user("hi")], [user(["hi"])]),
     "content that is null, empty, absent": ([assistant(None)], [{"role": "assistant"}]),
@@ -79,6 +83,10 @@ SAME = {
 }
 
 DIFFERENT = {
+    "what follows a client's line of billing": (
+        [{"role": "system", "content": "x-anthropic-billing-header: cch=1;\nYou cook."}],
+        [{"role": "system", "content": "x-anthropic-billing-header: cch=1;\nYou sew."}],
+    ),
     "text": ([user("hi")], [user("ho")]),
     "role": ([user("hi")], [{"role": "system", "content": "hi"}]),
     "two parts and their join": ([user([text("a"), text("b")])], [user("ab")]),

@@ -139,7 +139,7 @@ _READ: dict[Endpoint, dict[str, Decoder[Any]]] = {
 _RENDERED = {
     Endpoint.CHAT: ("tools", "functions", "reasoning_effort", "add_special_tokens", *_TEMPLATE),
     Endpoint.COMPLETIONS: ("suffix", "add_special_tokens"),
-    Endpoint.RESPONSES: ("tools", "prompt", "reasoning", *_TEMPLATE),
+    Endpoint.RESPONSES: ("tools", "prompt", "reasoning", "previous_input_messages", *_TEMPLATE),
     Endpoint.MESSAGES: ("tools", *_TEMPLATE),
 }
 # What is decoded as a whole, item by item.

@@ -17,7 +17,10 @@ from .conversation import Body, Conversation, Unrenderable, chat_tool, variables
 
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _TWO_SYSTEMS = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
-_HISTORY = ("previous_response_id", "prompt", "conversation", "prompt_embeds", "media_io_kwargs", "mm_processor_kwargs")
+_HISTORY = (
+    *("previous_response_id", "previous_input_messages", "prompt", "conversation", "prompt_embeds"),
+    *("media_io_kwargs", "mm_processor_kwargs"),
+)
 
 
 # -- Messages

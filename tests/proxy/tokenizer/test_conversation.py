@@ -260,6 +260,7 @@ def test_options_of_responses() -> None:
     "body",
     [
         {"input": "hi", "previous_response_id": "r"},
+        {"input": "hi", "previous_input_messages": [{"role": "user", "content": "a"}]},
         {"input": "hi", "truncation": "auto"},
         {"input": "hi", "tools": [{"type": "web_search"}]},
         {"input": [{"type": "item_reference", "id": "x"}]},

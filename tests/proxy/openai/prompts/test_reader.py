@@ -283,6 +283,11 @@ def test_items_of_responses(one: Any, other: Any, same: bool) -> None:
     assert (parse(RESPONSES, one).prompt.chain.keys == parse(RESPONSES, other).prompt.chain.keys) is same
 
 
+def test_messages_that_a_client_sends_beside_its_items_are_before_them() -> None:
+    one, other = (parse(RESPONSES, "hi", previous_input_messages=[user(said)]).prompt.chain.keys for said in "ab")
+    assert set(one).isdisjoint(other)
+
+
 def test_a_stored_response_stands_for_its_history() -> None:
     first = parse(RESPONSES, "hi")
     following = parse(RESPONSES, "more", previous_response_id="resp_1")

@@ -14,7 +14,8 @@ from ..sessions.text_cuts import REPLY_CHARS, reply_alone
 from .prompts.tool_calls import CallHash
 from .request import Endpoint, Request
 
-_CHAT, _COMPLETIONS, _RESPONSES = Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES  # quicker to look up
+_CHAT, _COMPLETIONS = Endpoint.CHAT, Endpoint.COMPLETIONS  # quicker to look up
+_RESPONSES, _MESSAGES = Endpoint.RESPONSES, Endpoint.MESSAGES
 
 
 class ReplyKey:
@@ -30,7 +31,9 @@ class ReplyKey:
         self._head = chain.keys[marks.head] if mask and not marks.last_reply else 0
         self._opening = ""  # of the first reply after this head, see `text_cuts.reply_alone`
         self.calls_tool = False
-        self.reasoned = False  # the model also wrote reasoning, which the next prompt will hardly hold
+        # The next prompt will hardly hold all that the model wrote: reasoning, or, in Messages, a reply behind one that
+        # the client had begun. vLLM has the model write a message of its own there, and the client echoes both as one.
+        self.reasoned = request.endpoint is _MESSAGES and chain.open_unit is not None
 
     def add_text(self, text: str) -> None:
         self._form.add_text(text)

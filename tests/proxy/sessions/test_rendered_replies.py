@@ -11,7 +11,7 @@ from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.sessions.rendered_replies import Doubt, RenderedReplies, keeps_reply
 from ppd.proxy.sessions.table import MatchKind, SessionMatch, SessionTable, TurnOutcome
 from tests.support.attempts import D1, D2
-from tests.support.requests import MESSAGES, RESPONSES, assistant, call, parse, user
+from tests.support.requests import CHAT, MESSAGES, RESPONSES, assistant, call, parse, user
 
 ROUND = Doubt(2772, 8678, is_reasoned=True, round_is_over=True)
 
@@ -101,6 +101,24 @@ class Agent:
             said = {"role": "tool", "tool_call_id": str(len(self.history) - 1), "content": "result " * 100}
         self.history.append(said)
         return at + 600 * (requests - 1)
+
+
+@pytest.mark.parametrize(("endpoint", "claimed"), [(CHAT, 1800), (MESSAGES, 1000)])
+def test_a_reply_to_a_message_that_the_client_began_is_held_where_the_engine_continues_that(
+    endpoint: Endpoint, claimed: int
+) -> None:
+    table, asked = SessionTable(ttl_s=3600.0, capacity=10), user("q" * 4000)
+    request = parse(endpoint, [asked, assistant("Once upon")], continue_final_message=True)
+    key = ReplyKey(request)
+    key.add_text(" a time")
+    outcome = TurnOutcome(
+        prompt_tokens=1000, completion_tokens=800, reply_key=key.key(), reasoned=key.reasoned, decode=D1
+    )
+    table.finish(table.find(request.prompt, 0.0), request.prompt, outcome, 0.0)
+    following = parse(endpoint, [asked, assistant("Once upon a time"), user("and then?")])
+    match = table.find(following.prompt, 0.0)
+    assert (match.kind, match.turn) == (MatchKind.NEXT, 2)
+    assert claimed - 10 < match.held_tokens <= claimed
 
 
 @pytest.mark.parametrize(("reasons", "claimed"), [(True, 2772), (False, 2772 + 600 * 12 + 800)])

@@ -67,6 +67,7 @@ class ShadowCall:
         self._caller: Caller | None = None
         self._body = ReceivedBody()
         self._room = proxy.body_memory.room()
+        self._has_room = asyncio.Event()  # for what has come of the body
         self._task: asyncio.Task[None] | None = None
         self._turn: PickedTurn | None = None
         self._held: list[Stage] = []
@@ -126,7 +127,10 @@ class ShadowCall:
             self._refused()
             return
         try:
-            self._room.want(self._body.size, lambda: None, lambda _: self._refused())
+            if self._room.want(self._body.size, self._has_room.set, lambda _: self._refused()):
+                self._has_room.set()
+            else:
+                self._has_room.clear()
         except PPDError:
             self._refused()
             return
@@ -136,7 +140,7 @@ class ShadowCall:
     async def _decide(self) -> None:
         assert self._caller is not None, "its body was taken"
         try:
-            await self._room.wait(self._body.size)
+            await self._has_room.wait()
             body = self._body.take()
             if check_coding(self._headers.get("content-encoding", "")):
                 body = await decoded(body, self._proxy.settings.config.body_limit_bytes, self._room)

@@ -134,6 +134,25 @@ async def test_an_answer_that_comes_before_the_decision_is_not_held_without_end(
     assert envoy.proxy.state.admission.waiting == 0
 
 
+@pytest.mark.parametrize("answers_first", [True, False])
+async def test_a_body_that_waits_for_memory_is_followed_once_it_has_it(answers_first: bool) -> None:
+    envoy = Watching(proxy_of((f"D={D1}",), body_limit_bytes=4096, body_memory_bytes=8192))
+    memory = envoy.proxy.body_memory
+    other = memory.room()
+    assert other.want(memory.limit_bytes - 50, lambda: None, lambda exc: None)
+    await envoy.asked()
+    assert envoy.shadow.decided.total() == 0
+    if answers_first:
+        envoy.answered()
+        envoy.call.lost()
+    other.free()
+    await envoy.settled()
+    assert +envoy.shadow.decided == {"same": 1}
+    if not answers_first:
+        envoy.answered()
+    assert (envoy.receipt.outcome, envoy.is_idle, memory.held_bytes) == ("completed", True, 0)
+
+
 @pytest.mark.parametrize("ends", ["half_closed", "lost"])
 async def test_a_turn_whose_call_ends_before_the_decision_is_over_with_it(ends: str) -> None:
     envoy = Watching(proxy_of((f"D={D1}",), max_inflight=1))

@@ -6,6 +6,7 @@ import struct
 
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # JPEG's markers with the size of the frame
 _BARE = frozenset((0x01, *range(0xD0, 0xDA)))  # JPEG's markers without a length
+_LOOKED_AT = 1024  # of JPEG's markers and fill bytes: a body of nothing else would take seconds
 
 
 def pixels(data: bytes) -> int:
@@ -45,9 +46,10 @@ def _webp(data: bytes) -> tuple[int, int]:
 
 
 def _jpeg(data: bytes) -> tuple[int, int]:
-    """Each step is past a marker of two bytes at least, so it ends."""
     at = 2
-    while data[at] == 0xFF:
+    for _ in range(_LOOKED_AT):
+        if data[at] != 0xFF:
+            break
         marker = data[at + 1]
         if marker in _FRAMES:
             height, width = struct.unpack_from(">HH", data, at + 5)

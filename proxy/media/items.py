@@ -64,6 +64,7 @@ _CHAT = frozenset(("image_url", "audio_url", "input_audio", "video_url"))  # as 
 _DIRECT = ("image_url", "image_embeds", "audio_embeds", "video_embeds", "audio_url", "input_audio", "video_url")
 _ALL_DIRECT = frozenset((*_DIRECT, "image_pil"))
 _HELD_AS = {"input_image": "image_url", "image": "source"}  # types whose content is in another member
+_FRAMES = "video/jpeg"  # a video that is its frames, with commas between, as vLLM takes it
 _HOLDERS = ("content", "output")  # members with parts in them
 
 
@@ -201,7 +202,8 @@ class _Naming:
             head, comma, data = url.partition(",")
             if not comma or not head.lower().endswith(";base64"):
                 raise self._refused(kind, "must have its data URL in base64, as data:image/png;base64,...")
-            return self._data(kind, data)
+            is_frames = kind == "video_url" and head[len("data:") :].partition(";")[0].lower() == _FRAMES
+            return self._frames(kind, data) if is_frames else self._data(kind, data)
         if not scheme.startswith(("http://", "https://")):
             raise self._refused(kind, "must have an http, https or data URL")
         return url
@@ -213,6 +215,11 @@ class _Naming:
             return binascii.a2b_base64(data.translate(_SPACE), strict_mode=True)
         except ValueError:
             raise self._refused(kind, "must have its data in base64") from None
+
+    def _frames(self, kind: str, data: str) -> bytes:
+        """Each with its size before it: other frames may be the same bytes in a row."""
+        frames = [self._data(kind, frame) for frame in data.split(",")]
+        return b"".join(part for frame in frames for part in (len(frame).to_bytes(8), frame))
 
     def _refused(self, kind: str, allowed: str) -> RequestError:
         return RequestError(f"{self._member}: a part of type {kind} {allowed}", param=self._member)

@@ -26,6 +26,10 @@ def picture(url: str = DATA_URL, **members: Any) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}, **members}
 
 
+def video(url: str) -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": url}}
+
+
 def read(prompt: Any, tenant: str = "acme", limit: int = 9) -> tuple[Any, list[MediaItem]]:
     raw, items = named(msgspec.Raw(msgspec.json.encode(prompt)), "messages", tenant, limit)
     return msgspec.json.decode(raw), items
@@ -45,7 +49,8 @@ PARTS: dict[str, tuple[dict[str, Any], MediaKind]] = {
     "an image with a file's id beside its URL": (picture(SITE, file_id="f"), IMAGE),
     "a sound": ({"type": "input_audio", "input_audio": {"data": SOUND, "format": "wav"}}, AUDIO),
     "a sound by URL": ({"type": "audio_url", "audio_url": {"url": "http://site.example/a.wav"}}, AUDIO),
-    "a video": ({"type": "video_url", "video_url": {"url": SITE}}, VIDEO),
+    "a video": (video(SITE), VIDEO),
+    "a video's frames": (video(f"data:video/jpeg;base64,{DATA},{DATA}"), VIDEO),
     "an image of Responses": ({"type": "input_image", "image_url": DATA_URL}, IMAGE),
     "an image of Messages": (
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}},
@@ -142,11 +147,19 @@ def test_a_name_is_of_tenant_kind_and_content_however_they_are_written() -> None
     others = [
         name_of(picture(), "another"),
         name_of(picture("data:image/png;base64,AAAA")),
-        name_of({"type": "video_url", "video_url": {"url": DATA_URL}}),
+        name_of(video(DATA_URL)),
         name_of(picture(SITE)),
         name_of(picture(SITE + "?")),
     ]
     assert len({name, *others}) == 6
+
+
+def test_frames_have_the_name_of_these_frames_alone() -> None:
+    """vLLM takes a video as pictures with commas between, where its type says so."""
+    urls = ("video/jpeg;base64,QUJD,RA==", "video/jpeg;base64,QUI=,Q0Q=", "video/jpeg;base64,QUJDRA==")
+    names = [name_of(video(f"data:{url}")) for url in (*urls, "video/mp4;base64,QUJDRA==")]
+    assert len({*names}) == 4
+    assert name_of(video("data:VIDEO/JPEG;codecs=x;base64,QUJD,RA==")) == names[0]
 
 
 def test_what_is_known_of_its_size() -> None:
@@ -175,6 +188,9 @@ def test_what_is_encoded_already_or_kept_by_the_engine_is_no_item_but_loses_the_
         (picture("file:///etc/passwd"), "http, https or data"),
         (picture("/etc/passwd"), "http, https or data"),
         (picture("httpx://a"), "http, https or data"),
+        (picture(f"data:image/png;base64,{DATA},{DATA}"), "base64"),
+        (video(f"data:video/mp4;base64,{DATA},{DATA}"), "base64"),
+        (video(f"data:video/jpeg;base64,{DATA},abc"), "base64"),
         (picture(""), "a URL or data"),
         ({"type": "image_url", "image_url": None, "uuid": "another tenant's"}, "a URL or data"),
         ({"type": "image_url", "uuid": "another tenant's"}, "a URL or data"),

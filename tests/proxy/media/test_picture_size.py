@@ -20,7 +20,10 @@ JPEG = (
         (b"GIF89a\x80\x02\xe0\x01", 640 * 480),
         (JPEG, 32 * 16),
         (JPEG[:8] + b"\xff" * 200 + JPEG[8:], 32 * 16),
-        (JPEG[:8] + b"\xff" * 5000 + JPEG[8:], 0),  # no file has so many: to look at millions of them would take seconds
+        (
+            JPEG[:8] + b"\xff" * 5000 + JPEG[8:],
+            0,
+        ),  # no file has so many: to look at millions of them would take seconds
         (JPEG[:2] + JPEG[2:8] * 5000 + JPEG[8:], 0),
         (b"RIFF....WEBPVP8X\n\x00\x00\x00\x00\x00\x00\x00\x7f\x02\x00\xdf\x01\x00", 640 * 480),
         (b"RIFF....WEBPVP8 ....\x00\x00\x00\x9d\x01\x2a\x80\x02\xe0\x01", 640 * 480),

@@ -114,13 +114,12 @@ class Breakers(Generic[Key]):
         circuit = self.circuits.get(key)
         if circuit is None or circuit.is_open(now_s):
             return False
-        circuit.failures = 0
-        if circuit.openings == 0:
-            return False
-        circuit.openings = 0
-        circuit.probe_s = None
-        self._changed(key)
-        return True
+        was_open = circuit.openings > 0
+        if was_open or circuit.failures:
+            circuit.failures = circuit.openings = 0
+            circuit.probe_s = None
+            self._changed(key)  # also of a row that ends while closed, or another process would go on counting it
+        return was_open
 
     def failed(self, key: Key, now_s: float, *, began_s: float, at_once: bool = False) -> bool:
         """Whether this opened the breaker, for the first time or again.

@@ -149,6 +149,25 @@ async def test_one_probe_is_let_through_by_all() -> None:
         assert R1 in one.state.health.breakers.blocked(pair.clock)
 
 
+async def test_a_whole_answer_ends_failures_in_a_row_for_all() -> None:
+    async with pair_of(breaker_failures=3) as pair:
+        zero, one = pair.ones
+        worker(zero.state.registry)
+        zero.membership._channels.flush()
+        looks(one)
+        for failing, answered in ((zero, zero), (one, zero), (zero, one)):
+            failing.state.health.breakers.failed(R1, pair.clock, began_s=pair.clock)
+            failing.membership._channels.flush()
+            looks(answered)
+            answered.state.health.breakers.succeeded(R1, pair.clock)
+            answered.membership._channels.flush()
+            pair.clock += 1.0
+            for process in pair.ones:
+                looks(process)
+                circuit = process.state.health.breakers.circuits[R1]
+                assert (circuit.failures, circuit.openings) == (0, 0)
+
+
 async def test_an_allowance_that_another_process_used_up_is_used_up_here_at_once() -> None:
     """Also for a list of prompts, which pays before any of its turns looks for a session."""
     async with pair_of() as pair:

@@ -167,6 +167,9 @@ class StreamPart:
         return b"".join([self._event(event) for event in self._splitter.feed(data)])
 
     def end(self) -> None:
+        rest = self._splitter.rest()
+        if rest.endswith((b"\r\r", b"\n\r")):  # a whole event, held as a line feed might have followed
+            self._event(rest)
         if not self._has_ended:
             raise BrokenAnswer
 

@@ -211,6 +211,14 @@ def test_there_is_one_end() -> None:
     assert merge.end() == DONE
 
 
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r"])
+def test_the_last_event_ends_as_those_before_it(end: bytes) -> None:
+    part = StreamMerge(count=2, choices=1).part(0)
+    shown = part.feed((event("a", (0, "x")) + DONE).replace(b"\n\n", end))
+    part.end()
+    assert shown.endswith(end) and b"[DONE]" not in shown
+
+
 def test_usage_is_told_once_and_last() -> None:
     merge = StreamMerge(count=2, choices=1)
     for at, counts in enumerate((usage(10, 5, 0), usage(20, 2, 16))):

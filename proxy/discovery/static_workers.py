@@ -65,6 +65,8 @@ def parse_worker(text: str) -> Worker:
         check_address(address, "workers")
         allowed += ", then any of " + WORKER_OPTIONS  # told only where it is one of these that is wrong
         options = dict(part.split("=", 1) for part in rest)
+        if len(options) < len(rest):  # one is named twice, as a second model would be
+            raise ValueError(text)
         named, model = options.pop("engine", ""), options.pop("model", "")
         models = (model,) if model else ()
         check_models(models)

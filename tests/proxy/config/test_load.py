@@ -72,6 +72,7 @@ def test_a_whole_number_may_stand_for_a_float(tmp_path: Path) -> None:
         ('workers = ["P=a:1", "D=a:1"]', "workers", "named once"),
         ('workers = ["D=a:1", "D=A:1"]', "workers", "'a:1': must be named once"),
         ('workers = ["P=a:1,conector=none"]', "workers", ",connector="),
+        ('workers = ["R=a:1,model=m,model=n"]', "workers", ",model=NAME"),
         ('workers = ["P=a..b:1"]', "workers", "ROLE=host:port"),
         ('workers = ["P=a:1,zmq_address=b:1 c"]', "workers", "zmq_address=host:port"),
         ("w_ttft = 1" + "0" * 400, "w_ttft", "2^53"),

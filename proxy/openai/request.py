@@ -373,15 +373,18 @@ def _single_engine(endpoint: Endpoint, fields: Fields, values: Values, several_c
     return "prompt_embeds" if endpoint is Endpoint.COMPLETIONS and given(fields, "prompt_embeds") else None
 
 
-_HIDING = {"prompt_logprobs", "echo", "truncate_prompt_tokens", "truncation"}
+_HIDING = {"prompt_logprobs", "echo", "truncate_prompt_tokens", "truncation", "previous_response_id"}
 """All members that `_counts_tell` reads."""
 
 
 def _counts_tell(fields: Fields, values: Values) -> bool:
     """vLLM reads no cache for a prompt of whose tokens it is to say the logprobs, as all have to be computed for that
-    (`skip_reading_prefix_cache`). What is cut off a prompt is not counted, and what is left begins as no other does."""
+    (`skip_reading_prefix_cache`). What is cut off a prompt is not counted, and what is left begins as no other does. A
+    stored response's history is rendered with this request's instructions, and not with those of its own.
+    """
     is_cut = given(fields, "truncate_prompt_tokens") or values.get("truncation") not in (None, "disabled")
-    return not (is_cut or given(fields, "prompt_logprobs") or values.get("echo"))
+    is_named = values.get("previous_response_id") is not None
+    return not (is_cut or is_named or given(fields, "prompt_logprobs") or values.get("echo"))
 
 
 def _wants_usage(endpoint: Endpoint, values: Values) -> bool:

@@ -30,8 +30,8 @@ _TEXT = frozenset(("text", "input_text", "output_text"))
 _SHOWN = frozenset(("reasoning", "thinking"))
 REASONING = _SHOWN | {"redacted_thinking"}
 BILLING = "x-anthropic-billing-header"
-"""How a line begins that differs in every request of a client. vLLM drops it from what the system says, and of Messages
-the rest of that text too."""
+"""How a line begins that differs in every request of a client. vLLM drops it from what the system says, and of a block
+of Messages the rest of that text too."""
 _NO_TEXT = frozenset((b"", b"null", b'""'))
 
 

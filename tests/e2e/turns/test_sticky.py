@@ -103,3 +103,24 @@ async def test_prompts_that_are_scored_say_nothing_of_what_others_left_in_the_ca
             turn = await chat.say("And then?")
             assert turn.route == "LOCAL"
             assert turn.body["usage"]["prompt_tokens_details"]["cached_tokens"] > 1000
+
+
+async def test_stored_responses_whose_instructions_are_not_sent_again_say_nothing_of_what_others_left_in_the_cache(
+    start_fleet: Any,
+) -> None:
+    """They hold for one request alone, so the next prompt begins otherwise."""
+    rules = "You help with one matter only. " * 40
+    async with start_fleet("P1 D1", mode=Mode.ALWAYS_LOCAL, engine={"stores_responses": True}) as fleet:
+        chats = [fleet.conversation() for _ in range(2)]
+        for number, chat in enumerate(chats):
+            await chat.say(f"{number} {rules}")
+        bodies = [{"model": "sim", "input": "hi", "instructions": f"{number} {rules}"} for number in range(2)]
+        stored = [(await fleet.post("/v1/responses", body)).body["id"] for body in bodies]
+        for previous in stored * 2:
+            body = {"model": "sim", "input": "What is it?", "previous_response_id": previous}
+            turn = await fleet.post("/v1/responses", body)
+            assert turn.body["usage"]["input_tokens_details"]["cached_tokens"] < 200
+        for chat in chats:
+            turn = await chat.say("And then?")
+            assert turn.route == "LOCAL"
+            assert turn.body["usage"]["prompt_tokens_details"]["cached_tokens"] > 1000

@@ -103,6 +103,8 @@ def test_what_needs_one_engine(endpoint: Endpoint, members: dict[str, Any], reas
         (CHAT, {"truncate_prompt_tokens": 100}, False),
         (RESPONSES, {"truncation": "auto"}, False),
         (RESPONSES, {"truncation": "disabled"}, True),
+        (RESPONSES, {"previous_response_id": "resp_1"}, False),
+        (RESPONSES, {"previous_response_id": None}, True),
     ],
 )
 def test_whose_counts_tell_of_texts_and_caches(endpoint: Endpoint, members: dict[str, Any], tell: bool) -> None:

@@ -351,7 +351,7 @@ _WANT_ONE_ENGINE = {
 def _single_engine(endpoint: Endpoint, fields: Fields, values: Values, several_choices: bool) -> str | None:
     if _WANT_ONE_ENGINE.isdisjoint(fields):
         return None
-    if endpoint is Endpoint.RESPONSES and values.get("truncation") not in (None, "disabled"):
+    if endpoint is Endpoint.RESPONSES and _is_truncated(values):
         return "truncation"
     if endpoint not in CHOOSING:
         return None
@@ -382,9 +382,14 @@ def _counts_tell(fields: Fields, values: Values) -> bool:
     (`skip_reading_prefix_cache`). What is cut off a prompt is not counted, and what is left begins as no other does. A
     stored response's history is rendered with this request's instructions, and not with those of its own.
     """
-    is_cut = given(fields, "truncate_prompt_tokens") or values.get("truncation") not in (None, "disabled")
+    is_cut = given(fields, "truncate_prompt_tokens") or _is_truncated(values)
     is_named = values.get("previous_response_id") is not None
     return not (is_cut or is_named or given(fields, "prompt_logprobs") or values.get("echo"))
+
+
+def _is_truncated(values: Values) -> bool:
+    """vLLM takes a null for "auto"."""
+    return bool(values.get("truncation", "disabled") != "disabled")
 
 
 def _wants_usage(endpoint: Endpoint, values: Values) -> bool:

@@ -141,7 +141,7 @@ def part_text(part: str | Members) -> str | None:
 
 
 def texts(content: Content, *, system: bool = False) -> list[str]:
-    """Of content that is nothing but texts and reasoning; else none. system: who says it."""
+    """Of content that is nothing but texts and reasoning; else none. system: whether the system says it."""
     found = [content] if isinstance(content, str) else [part_text(part) for part in content or ()]
     said = [] if None in found else [text for text in found if text]
     return [rest for text in said if (rest := without_billing(text))] if system else said

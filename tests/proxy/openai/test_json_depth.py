@@ -86,4 +86,5 @@ def test_a_body_nested_too_deeply_is_refused_with_the_limit_wherever_the_nest_is
 
 def test_a_body_at_the_limit_is_taken() -> None:
     nest = b"[" * 63 + b"]" * 63
-    parse_bytes(b'{"model":"m","messages":[{"role":"user","content":"x"}],"tools":' + nest + b"}", CHAT)
+    body = b'{"model":"m","messages":[{"role":"user","content":"x"}],"tools":' + nest + b"}"
+    assert parse_bytes(body, CHAT).model == "m"

@@ -297,7 +297,7 @@ class TurnExchange:
         except BaseException:
             reply.written()
             raise
-        # What it teaches is noted once the other answers of this round are written: one after the other that takes less.
+        # What it teaches is noted behind this round's other answers: one after the other, that takes less.
         self._state = _WRITTEN
         self._connection.loop.call_soon(self._end, reply)
 
